@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bundling.license_texts import LicenseTexts
+from scripts.bundling.license_texts import LicenseTexts, refusal
 
 
 @pytest.fixture
@@ -45,3 +45,23 @@ def test_text_that_is_given_is_used(tmp_path: Path, common: Path) -> None:
     texts.add_debian_package("libssl.so.3", None)
     assert (texts.folder / "libssl.so.3.txt").read_text() == "the text of Apache"
     assert texts.missing == []
+
+
+def test_missing_texts_are_a_failure_where_debian_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message, code = refusal(["libssl.so.3"], tmp_path)
+    assert (code, "libssl.so.3" in message, "--licenses FOLDER" in message) == (1, True, True)
+    program = tmp_path / "dpkg-query"
+    program.touch(0o755)
+    assert refusal(["libssl.so.3"], None) == (message, 1)
+
+
+def test_bundle_cannot_be_made_where_no_package_owns_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message, code = refusal(["libssl.so.3"], None)
+    assert code == 77
+    assert "no dpkg-query" in message

@@ -21,7 +21,8 @@ def main() -> int:
         stdin=subprocess.PIPE,  # llamasup stops when it ends, also if this process is killed
         stdout=subprocess.PIPE,  # events
         stderr=None,  # its messages go to our standard error
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     try:
         ready = wait_until_ready(llamasup)
@@ -43,8 +44,7 @@ def wait_until_ready(llamasup: subprocess.Popen) -> dict:
     def read_events() -> None:
         try:
             for line in llamasup.stdout:
-                event = json.loads(line)
-                if event["event"] == "ready":
+                if event := ready_event(line):
                     ready.update(event)
                     received.set()
         finally:
@@ -54,8 +54,16 @@ def wait_until_ready(llamasup: subprocess.Popen) -> dict:
     if not received.wait(START_TIMEOUT_S):
         raise TimeoutError("llamasup was not ready in time")
     if not ready:
-        raise RuntimeError(f"llamasup ended with {llamasup.wait()} (see its messages above)")
+        raise RuntimeError(f"llamasup ended with {llamasup.wait(STOP_TIMEOUT_S)} (see its messages above)")
     return ready
+
+
+def ready_event(line: str) -> dict | None:
+    try:
+        event = json.loads(line)  # there are other events
+    except ValueError:  # the last line of a program that was killed may be incomplete
+        return None
+    return event if isinstance(event, dict) and event.get("event") == "ready" else None
 
 
 def ask(url: str, prompt: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["LicenseTexts"]
+__all__ = ["LicenseTexts", "refusal"]
+
+_CANNOT = 77  # scripts/test then skips the tests of the bundle
 
 _OF_DEBIAN = Path("/usr/share/doc")
 _COMMON = Path("/usr/share/common-licenses")
@@ -44,3 +46,13 @@ class LicenseTexts:
     def add_debian_package(self, library: str, package: str | None) -> None:
         """``package``: the name of the Debian package of ``library``, if it has one."""
         self.add(package or library, [_OF_DEBIAN / package / "copyright"] if package else [])
+
+
+def refusal(missing: Sequence[str], given: Path | None) -> tuple[str, int]:
+    """Why no bundle is made if these texts are missing, and the exit code."""
+    reason = f"The texts of these licenses were not found: {', '.join(missing)}. "
+    remedy = "Put NAME.txt for each into a folder, and give it with --licenses FOLDER."
+    if given is None and shutil.which("dpkg-query") is None:
+        reason += "This system has no dpkg-query, which says to which package a library belongs. "
+        return reason + remedy, _CANNOT
+    return reason + remedy, 1

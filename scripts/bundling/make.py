@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from inventory import write_inventory
+from license_texts import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 # Measured on Debian 12 (x86-64, Python 3.11): 68 and 41 MiB. A package that comes in by mistake shows here.
@@ -38,10 +39,9 @@ def main() -> None:
     made = work / "dist" / "llamasup"
     missing = write_inventory(made, contents["distributions"], contents["libraries"], options.licenses)
     if missing:
-        sys.exit(
-            f"The texts of these licenses were not found: {', '.join(missing)}. "
-            "Put NAME.txt for each into a folder, and give it with --licenses FOLDER."
-        )
+        message, code = refusal(missing, options.licenses)
+        print(message, file=sys.stderr)
+        sys.exit(code)
     subprocess.run([made / "llamasup", "--version"], check=True, stdout=subprocess.DEVNULL)
     size_mib = sum(path.lstat().st_size for path in made.rglob("*") if not path.is_dir()) / 2**20
     most = MOST_MIB[name]

@@ -64,11 +64,16 @@ def test_page_shows_answers_and_the_application_ends_with_everything(
     assert_nothing_left(own_folders, new_children)
 
 
-@pytest.mark.real
-@pytest.mark.usefixtures("real_model")
 def test_everything_ends_with_an_application_that_is_killed_within_an_answer(
-    application: list[str], own_folders: Path, monkeypatch: pytest.MonkeyPatch
+    application: list[str],
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    own_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Its answer never ends, so it cannot close by itself before."""
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server("stall_after=2"))
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
     monkeypatch.setenv("ASK", json.dumps(["Once upon a time"]))
     with subprocess.Popen(
         application, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -41,6 +41,12 @@ runpy.run_path(f"{sys.argv[1]}/main.py", run_name="__main__")
 """
 """The application as it stands, whose interpreter evaluates each line of standard input."""
 
+COUNT_PIECES = """
+set pieces 0
+proc count {command args} {if {[lindex $command 1] eq "insert"} {incr ::pieces}}
+trace add execution .answer leave count
+"""
+
 
 class Application:
     """The example with a window. Its standard error is kept in a file, because nothing reads it meanwhile."""
@@ -92,7 +98,9 @@ def display() -> Iterator[str]:
     """The name of a display without a screen."""
     if shutil.which("Xvfb") is None:
         pytest.skip("Xvfb is missing (Debian: xvfb)")
-    pytest.importorskip("tkinter", reason="this Python has no tkinter (Debian: python3-tk)")
+    # ImportError: the module is there, and a library that it needs is not.
+    reason = "this Python has no tkinter (Debian: python3-tk)"
+    pytest.importorskip("tkinter", reason=reason, exc_type=ImportError)
     reading, writing = os.pipe()
     words = ["Xvfb", "-displayfd", str(writing), "-nolisten", "tcp", "-screen", "0", "800x600x24"]
     process = subprocess.Popen(words, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -139,14 +147,15 @@ def test_answers_appear_in_the_window_piece_by_piece_and_nothing_is_left_after_i
     application: Callable[[], Application], own_folders: Path, new_children: NewChildren
 ) -> None:
     app = application()
-    app.tcl("set pieces 0; trace add execution .answer leave {apply {args {incr ::pieces}}}")
+    app.tcl(COUNT_PIECES)
     for question in ("Once upon a time", "And then?"):
         before = app.shown()
         app.ask(question)
         app.await_answer()
         assert app.shown().removeprefix(before.strip("\n")).strip().startswith(f"> {question}\n")
         assert len(app.shown()) > len(before) + len(question) + 10, app.errors
-    assert int(app.tcl("set pieces")) > 10  # as many calls of the widget
+    pieces_of_others = 4  # two questions and two ends of lines
+    assert int(app.tcl("set pieces")) > pieces_of_others + 2
     assert app.close() == 0, app.errors
     assert_nothing_left(own_folders, new_children)
 
@@ -187,6 +196,19 @@ def test_window_says_why_the_model_could_not_be_started(
     assert new_children() == []
 
 
+@pytest.mark.parametrize("program", ["", "/no/such/program"])
+def test_window_says_that_the_program_cannot_be_started(
+    program: str, application: Callable[[], Application], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP", program)
+    app = application()
+    eventually(lambda: f"{program} could not be started: " in app.shown(), every_s=0.02)
+    app.ask("Once upon a time")
+    app.await_answer()
+    assert app.shown().count("could not be started: ") == 2
+    assert app.close() == 0
+
+
 def test_window_says_that_llamasup_was_killed(
     application: Callable[[], Application],
     tiny_model: Path,
@@ -202,7 +224,12 @@ def test_window_says_that_llamasup_was_killed(
     assert app.close() == 0
 
 
-@pytest.mark.parametrize(("line", "code"), [("hello", 3), ('{"event":"sta', 0)])
+READY = '{"event":"ready"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("hello", 3), ("5\n{}", 4), ('{"event":"sta', 0), (f"{READY}\n{READY}", 5)]
+)
 def test_window_survives_a_program_whose_lines_are_no_events(
     line: str,
     code: int,

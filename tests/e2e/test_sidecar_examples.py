@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,26 @@ def test_example_reports_that_llamasup_could_not_start(
     assert done.returncode != 0
     assert "no-such.gguf" in done.stderr
     assert "llamasup ended" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["parent.py", "parent.mjs"])
+def test_example_skips_lines_that_are_no_events(
+    name: str,
+    program: Path,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talkative = tmp_path / "talkative"
+    lines = r"hello\n5\n{}\n\377\n"
+    talkative.write_text(f"#!/bin/sh\nprintf '{lines}'\nexec {shlex.quote(str(program))} \"$@\"\n")
+    talkative.chmod(0o755)
+    monkeypatch.setenv("LLAMASUP", str(talkative))
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    done = run(example(name, tiny_model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @examples

@@ -1,9 +1,9 @@
-const { core, event } = window.__TAURI__;
+const { core } = window.__TAURI__;
 const ids = ["form", "question", "ask", "answer"];
 const [form, question, button, answer] = ids.map((id) => document.getElementById(id));
 let messages = [];
 
-event.listen("ended", ({ payload }) => (answer.textContent += `\n${payload}\n`));
+core.invoke("reason_of_end").then((reason) => (answer.textContent += `\n${reason}\n`));
 
 form.addEventListener("submit", async (submission) => {
   submission.preventDefault();

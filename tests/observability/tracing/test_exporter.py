@@ -244,7 +244,7 @@ def test_missing_extra_is_a_warning_with_the_command(
     )
 
 
-def test_application_without_python_is_not_told_to_use_pip(
+def test_message_of_an_application_without_python_does_not_name_pip(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)

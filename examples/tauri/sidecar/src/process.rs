@@ -1,6 +1,7 @@
 //! A llamasup that lives as long as this process: `ready()` waits for its address, `stop()` ends it.
 
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,29 +14,26 @@ const LINES_OF_REASON: usize = 20;
 pub struct Llamasup {
     child: Arc<Mutex<Child>>,
     ready: Arc<OnceLock<Result<Value, String>>>,
+    ended: Arc<OnceLock<String>>,
 }
 
 impl Llamasup {
-    /// `command` is the program llamasup, with its environment. `on_end` gets the reason of its end.
-    pub fn start(
-        mut command: Command,
-        model: &str,
-        on_end: impl FnOnce(String) + Send + 'static,
-    ) -> io::Result<Self> {
+    /// `command` is the program llamasup, with its environment.
+    pub fn start(mut command: Command, model: impl AsRef<OsStr>) -> io::Result<Self> {
         #[cfg(windows)] // no console
         std::os::windows::process::CommandExt::creation_flags(&mut command, 0x0800_0000);
-        command.args(["run", model, "--sidecar"]);
+        command.arg("run").arg(model).arg("--sidecar");
         // llamasup stops when its standard input ends, also if this process is killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        let events = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let events = BufReader::new(child.stdout.take().expect("a pipe")).split(b'\n');
         let messages = child.stderr.take().expect("a pipe");
         let messages = thread::spawn(|| last_lines(messages));
-        let llamasup = Self { child: Arc::new(child.into()), ready: Arc::default() };
-        let (child, ready) = (llamasup.child.clone(), llamasup.ready.clone());
+        let llamasup = Self { child: Arc::new(child.into()), ready: Arc::default(), ended: Arc::default() };
+        let (child, ready, ended) = (llamasup.child.clone(), llamasup.ready.clone(), llamasup.ended.clone());
         thread::spawn(move || {
             for line in events.map_while(Result::ok) {
-                let event: Value = serde_json::from_str(&line).unwrap_or_default();
+                let event: Value = serde_json::from_slice(&line).unwrap_or_default();
                 if event["event"] == "ready" {
                     let _ = ready.set(Ok(event)); // there are other events, which an application may show
                 }
@@ -45,7 +43,7 @@ impl Llamasup {
             let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
             let reason = format!("llamasup ended: {status}\n{said}");
             let _ = ready.set(Err(reason.clone()));
-            on_end(reason);
+            let _ = ended.set(reason);
         });
         Ok(llamasup)
     }
@@ -53,6 +51,11 @@ impl Llamasup {
     /// The event with `url`; the reason of the end if llamasup ends before it.
     pub fn ready(&self) -> Result<Value, String> {
         self.ready.wait().clone()
+    }
+
+    /// Waits for the end, and returns its reason.
+    pub fn ended(&self) -> String {
+        self.ended.wait().clone()
     }
 
     /// Returns when llamasup and all that it has started have ended.

@@ -1,12 +1,13 @@
 //! With a real llamasup: LLAMASUP is its command, LLAMASUP_MODEL and LLAMASUP_RUNTIME what it serves.
+//! LLAMASUP_TEST_STALLING_RUNTIME is a llama-server whose answers begin and never end.
 #![cfg(target_os = "linux")]
 
 use llamasup_sidecar::Llamasup;
+use std::env;
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,8 @@ fn answer_arrives_and_stop_leaves_nothing() {
 #[test]
 fn kill_within_an_answer_leaves_nothing() {
     let mut application = Application::new("kill");
+    let stalling = env::var_os("LLAMASUP_TEST_STALLING_RUNTIME").expect("LLAMASUP_TEST_STALLING_RUNTIME");
+    application.command.env("LLAMASUP_RUNTIME", stalling);
     let mut process = application.command.stdout(Stdio::piped()).spawn().unwrap();
     process.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap(); // text of the answer
     assert!(application.processes().len() >= 3); // with llamasup and llama-server
@@ -88,10 +91,18 @@ fn start_that_fails_is_an_error_with_the_exit_code() {
 fn application_gets_the_reason_of_an_end_also_after_lines_that_are_no_events() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo hello; printf '{\"event\":\"rea'; echo because >&2; exit 3"]);
-    let (sender, reasons) = mpsc::channel();
-    let llamasup = Llamasup::start(command, "demo", move |reason| sender.send(reason).unwrap()).unwrap();
-    let reason = reasons.recv_timeout(PATIENCE).unwrap();
+    let llamasup = Llamasup::start(command, "demo").unwrap();
+    let reason = llamasup.ended();
     assert_eq!(reason, "llamasup ended: exit status: 3\nbecause");
     assert_eq!(llamasup.ready(), Err(reason));
     assert_eq!(llamasup.stop().unwrap().code(), Some(3));
+}
+
+#[test]
+fn address_arrives_also_after_a_line_that_is_not_utf_8() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"printf '\377\n5\n{"event":"ready","url":"http://a"}\n'; cat; true"#]);
+    let llamasup = Llamasup::start(command, "demo").unwrap();
+    assert_eq!(llamasup.ready().unwrap()["url"], "http://a");
+    assert!(llamasup.stop().unwrap().success());
 }
