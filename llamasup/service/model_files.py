@@ -6,6 +6,7 @@ Downloads what a request for the model would download too, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -18,9 +19,19 @@ from llamasup.downloads.hub_settings import hub_endpoint
 from llamasup.downloads.manager import Downloads, DownloadSettings
 from llamasup.downloads.progress import Listener
 from llamasup.downloads.reference import RepoRef, parse_ref
-from llamasup.errors import Conflict, FolderUnusable, LlamasupError, ModelInvalid, ModelUnknown, NotAllowed
+from llamasup.downloads.store import FetchedModel
+from llamasup.errors import (
+    Conflict,
+    FolderUnusable,
+    LlamasupError,
+    ModelInvalid,
+    ModelUnknown,
+    NotAllowed,
+    UsageInvalid,
+)
 from llamasup.llama_server.slots.store import sweep_slots
-from llamasup.models.removal import refuse_loaded, remove, to_remove
+from llamasup.models.file_use import ServedFiles, models_gone_with
+from llamasup.models.removal import entries_of, refuse_loaded, remove, to_remove
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import ManagedModel
@@ -89,33 +100,22 @@ class ModelFiles:
 
     async def remove(self, managed: ManagedModel) -> Mapping[str, Any]:
         spec = managed.spec
-        self._refuse_if_named(spec)
         if not managed.is_used():
             await self._catalog.pool.unload(managed)
         if managed.is_used() or managed.holds_memory:
             raise Conflict(f"Requests use the model {spec.id!r}.", remedy="Try again when they have ended.")
-        on_demand = {other.id: other.source for other in self._catalog.on_demand()}
-        removed, gone = await asyncio.to_thread(self._remove, spec, on_demand)
-        for id_ in (spec.id, *gone):
+        served = [other.found for other in self._catalog.managed_models()]
+        removed, gone = await asyncio.to_thread(self._remove, spec, self._config(), served)
+        for id_ in gone:
             self._catalog.forget(id_)
         await self._refresh()
         return removed
 
-    def _refuse_if_named(self, spec: ModelSpec) -> None:
-        """A model of the config whose file is gone would be an invalid config at the next start."""
-        named = {rule.source for rule in self._config().rules}
-        used_by = [
-            other.id for other in self._catalog.registry.specs.values() if spec.source in other.options.files
-        ]
-        if not spec.is_remote and (spec.source in named or used_by):
-            of = f"the model {used_by[0]!r} of the config uses it" if used_by else "the config names its file"
-            raise Conflict(f"The file of {spec.id!r} stays: {of}.", remedy="Remove it from the config first.")
-
     def _remove(
-        self, spec: ModelSpec, on_demand: Mapping[str, str]
+        self, spec: ModelSpec, config: Config, served: Sequence[ModelSpec]
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Remove the files; returns what ``llamasup rm --json`` shows, and the models ``on_demand`` (id →
-        source) that had them. Blocks.
+        """Remove the files; returns what ``llamasup rm --json`` shows, and the ids of the models that had
+        them. Blocks.
         """
         name, folder = spec.source, self._settings.folder
         model = self._downloads.find(name) if spec.is_remote else None
@@ -124,17 +124,28 @@ class ModelFiles:
         if model is not None or not spec.is_remote:
             folder = self._folder_of(Path(name))
         removals = to_remove([name], folder, hub_endpoint(self._environ, self._settings.endpoint))
+        going = frozenset[str]().union(*(removal.entries for removal in removals))
+        files = map(self._files_of, served)
+        gone = models_gone_with(spec, going, config.rules, config.default_options, files, entries_of)
         for removal in removals:
             refuse_loaded(removal)
-        files = {path for removal in removals for path in removal.files}
-        found = {id_: self._downloads.find(source) for id_, source in on_demand.items()}
-        gone = [id_ for id_, other in found.items() if other is not None and other.path in files]
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, folder)
         sweep_slots()
         paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
         return {"removed": paths, "freed_bytes": freed}, gone
+
+    def _files_of(self, spec: ModelSpec) -> ServedFiles:
+        """Blocks."""
+        found: FetchedModel | None = None
+        if spec.is_remote:
+            with contextlib.suppress(UsageInvalid):  # two files match its name, so it is loaded from neither
+                found = self._downloads.find(spec.source)
+        if found is None:
+            return ServedFiles(spec)
+        projector = () if found.mmproj is None else (str(found.mmproj),)
+        return ServedFiles(spec, (*map(str, found.parts), *projector))
 
     def _folder_of(self, path: Path) -> Path:
         """The models folder with this file."""
