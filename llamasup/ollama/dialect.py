@@ -232,7 +232,7 @@ class OllamaDialect:
         name = model_of(fields)
         if request.key is not None and request.key.models:
             self._route(request, backend, name)
-        request.requested_model = _served_name(name, backend).removesuffix(":latest")
+        request.requested_model = _served_name(name, backend)
         request.translation = FilesAnswer(name, pulls=True, streams=streams, hides_paths=request.hides_paths)
         request.body = msgspec.json.encode({"model": request.requested_model})
         request.head = _head_for(request.head, _CONTROL + b"pull")
@@ -248,7 +248,7 @@ class OllamaDialect:
                 cause="key_rights",
                 remedy="use a key with rights=inference,control, or `llamasup rm` on llamasup's machine",
             )
-        request.requested_model = _served_name(name, backend).removesuffix(":latest")
+        request.requested_model = _served_name(name, backend)
         request.translation = FilesAnswer(name, pulls=False, streams=False, hides_paths=False)
         request.body = b"{}"
         name = quote(request.requested_model, safe="")
