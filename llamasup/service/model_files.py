@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from llamasup.config import Config
 from llamasup.control.interface import Fetch
@@ -22,7 +24,6 @@ from llamasup.downloads.reference import RepoRef, parse_ref
 from llamasup.downloads.store import FetchedModel
 from llamasup.errors import (
     Conflict,
-    FolderUnusable,
     LlamasupError,
     ModelInvalid,
     ModelUnknown,
@@ -31,7 +32,7 @@ from llamasup.errors import (
 )
 from llamasup.llama_server.slots.store import sweep_slots
 from llamasup.models.file_use import ServedFiles, models_gone_with
-from llamasup.models.removal import entries_of, refuse_loaded, remove, to_remove
+from llamasup.models.removal import Removal, entries_of, refuse_loaded, remove, to_remove
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import ManagedModel
@@ -42,8 +43,32 @@ __all__ = ["ModelFiles"]
 _log = logging.getLogger(__name__)
 
 
+class _Going(Struct, frozen=True):
+    """What a removal removes. ``models``: the ids of the models that are gone then."""
+
+    folder: Path
+    removals: tuple[Removal, ...]
+    models: tuple[str, ...]
+
+    def remove(self) -> Mapping[str, Any]:
+        """Returns what ``llamasup rm --json`` shows. Blocks; raises Conflict if a process uses a file."""
+        freed = sum(removal.size_bytes for removal in self.removals)
+        try:
+            for removal in self.removals:
+                refuse_loaded(removal)
+            for removal in self.removals:
+                remove(removal, self.folder)
+        except UsageInvalid as error:
+            raise Conflict(error.message, remedy=error.remedy) from None
+        sweep_slots()
+        paths = [str(path) for removal in self.removals for path in (*removal.files, *removal.downloads)]
+        return {"removed": paths, "freed_bytes": freed}
+
+
 class ModelFiles:
-    """``config`` returns the current one. ``refresh`` reads the folders again, after files were removed."""
+    """``config`` returns the current one. Only the owner of the lock ``changes`` changes the config or the
+    list of models. ``refresh`` reads the folders again, and calls its argument right before it applies them.
+    """
 
     def __init__(
         self,
@@ -52,13 +77,15 @@ class ModelFiles:
         settings: DownloadSettings,
         environ: Mapping[str, str],
         config: Callable[[], Config],
-        refresh: Callable[[], Awaitable[None]],
+        changes: asyncio.Lock,
+        refresh: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
         self._catalog = catalog
         self._downloads = downloads
         self._settings = settings
         self._environ = environ
         self._config = config
+        self._changes = changes
         self._refresh = refresh
 
     def pull(self, name: str) -> Fetch:
@@ -99,24 +126,43 @@ class ModelFiles:
             )
 
     async def remove(self, managed: ManagedModel) -> Mapping[str, Any]:
-        spec = managed.spec
-        if not managed.is_used():
-            await self._catalog.pool.unload(managed)
-        if managed.is_used() or managed.holds_memory:
-            raise Conflict(f"Requests use the model {spec.id!r}.", remedy="Try again when they have ended.")
-        served = [other.found for other in self._catalog.managed_models()]
-        removed, gone = await asyncio.to_thread(self._remove, spec, self._config(), served)
-        for id_ in gone:
-            self._catalog.forget(id_)
-        await self._refresh()
+        """Requests for the model are refused from the last check until its files are gone, so none loads it
+        meanwhile. The lock keeps the config and the list of models as they were checked.
+        """
+        catalog = self._catalog
+        async with self._changes:
+            if managed.removed:
+                raise ModelUnknown(f"The model {managed.spec.id!r} was removed just now.")
+            with catalog.removal():
+                served = {other.spec.id: other.found for other in catalog.managed_models()}
+                going = await asyncio.to_thread(self._plan, managed.spec, self._config(), served.values())
+                for id_ in going.models:
+                    await self._unload(id_)
+                self._refuse_used(going.models)
+                serve = catalog.withdraw(going.models)
+                is_gone = False
+                try:
+                    removed = await asyncio.to_thread(going.remove)
+                    is_gone = True
+                finally:
+                    await self._refresh(lambda: serve(is_gone))
         return removed
 
-    def _remove(
-        self, spec: ModelSpec, config: Config, served: Sequence[ModelSpec]
-    ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Remove the files; returns what ``llamasup rm --json`` shows, and the ids of the models that had
-        them. Blocks.
-        """
+    async def _unload(self, id_: str) -> None:
+        # Two models on demand with one file become one after their sizing.
+        managed = self._catalog.pool.managed_models.get(id_)
+        if managed is not None and not managed.is_used():
+            await self._catalog.pool.unload(managed)
+
+    def _refuse_used(self, ids: Iterable[str]) -> None:
+        for managed in map(self._catalog.pool.managed_models.get, ids):
+            if managed is not None and (managed.is_used() or managed.holds_memory):
+                raise Conflict(
+                    f"Requests use the model {managed.spec.id!r}.", remedy="Try again when they have ended."
+                )
+
+    def _plan(self, spec: ModelSpec, config: Config, served: Iterable[ModelSpec]) -> _Going:
+        """Blocks. Raises Conflict if a file of the model must stay."""
         name, folder = spec.source, self._settings.folder
         model = self._downloads.find(name) if spec.is_remote else None
         if model is not None:
@@ -124,17 +170,10 @@ class ModelFiles:
         if model is not None or not spec.is_remote:
             folder = self._folder_of(Path(name))
         removals = to_remove([name], folder, hub_endpoint(self._environ, self._settings.endpoint))
-        going = frozenset[str]().union(*(removal.entries for removal in removals))
+        entries = frozenset[str]().union(*(removal.entries for removal in removals))
         files = map(self._files_of, served)
-        gone = models_gone_with(spec, going, config.rules, config.default_options, files, entries_of)
-        for removal in removals:
-            refuse_loaded(removal)
-        freed = sum(removal.size_bytes for removal in removals)
-        for removal in removals:
-            remove(removal, folder)
-        sweep_slots()
-        paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
-        return {"removed": paths, "freed_bytes": freed}, gone
+        gone = models_gone_with(spec, entries, config.rules, config.default_options, files, entries_of)
+        return _Going(folder, removals, gone)
 
     def _files_of(self, spec: ModelSpec) -> ServedFiles:
         """Blocks."""
@@ -153,7 +192,7 @@ class ModelFiles:
         for folder in folders:
             if path.parent.resolve().is_relative_to(folder.resolve()):
                 return folder
-        raise FolderUnusable(
+        raise Conflict(
             f"{printable(str(path))} is in no models folder (models_dir, downloads.folder).",
             remedy="Remove it by hand.",
         )

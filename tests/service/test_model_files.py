@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,17 +13,22 @@ import pytest
 
 from llamasup.config import load
 from llamasup.downloads.manager import Downloads, DownloadSettings
-from llamasup.errors import Conflict, LlamasupError
+from llamasup.downloads.reference import parse_ref
+from llamasup.errors import Conflict, LlamasupError, ModelUnknown, UsageInvalid
 from llamasup.models.registry import build
 from llamasup.models.rules import ModelRule
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
+from llamasup.queueing.unavailable import Unavailable
+from llamasup.service import model_files
 from llamasup.service.inventory import read_inventory
 from llamasup.service.model_files import ModelFiles
 from llamasup.supervision.events import Bus
 from llamasup.testing.tiny import tiny_decoder
+from tests.patience import PATIENCE_S
+from tests.pool.pools import registry_of
 
 FAR, FILE = "hf.co/org/far:Q4_K_M", "org/far/far-Q4_K_M.gguf"
 
@@ -39,17 +45,19 @@ class Place:
         pool = Pool(PoolOptions({"ram": 1 << 30}), cast("Any", None), Bus())
         self.catalog = Catalog(read_inventory(self.config).registry, pool, self._create)
         self.downloads = Downloads(self.settings, folder, {})
+        changes = asyncio.Lock()
         self.files = ModelFiles(
-            self.catalog, self.downloads, self.settings, {}, lambda: self.config, self._refresh
+            self.catalog, self.downloads, self.settings, {}, lambda: self.config, changes, self._refresh
         )
 
     def _create(self, name: str) -> ModelSpec | None:
         try:
-            return build([ModelRule(name, source=name)]).specs[name]
+            return build([ModelRule(name, source=name)]).specs[name] if parse_ref(name) else None
         except LlamasupError:
             return None
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, before: Callable[[], None]) -> None:
+        before()
         self.catalog.apply(read_inventory(self.config).registry)
 
     async def remove(self, name: str) -> Mapping[str, Any]:
@@ -148,5 +156,97 @@ def test_ambiguous_name_of_another_model_does_not_matter(tmp_path: Path) -> None
         place.catalog.find(FAR, create=True)
         await place.remove("x")
         assert "x" not in place.names()
+
+    visit(test)
+
+
+async def outcome(removal: Awaitable[object]) -> str:
+    """The message of its error, if it has one."""
+    try:
+        await removal
+    except LlamasupError as error:
+        return error.message
+    return ""
+
+
+class Held:
+    """Holds the first step of a removal after its last check, in its thread, until ``go_on``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: LlamasupError | None = None) -> None:
+        self._error = error
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(model_files, "refuse_loaded", self._wait)
+
+    def _wait(self, _: object) -> None:
+        self._begun.set()
+        assert self._go_on.wait(PATIENCE_S)
+        if self._error is not None:
+            raise self._error
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.mark.parametrize("name", [FAR, "far-Q4_K_M"])
+@pytest.mark.parametrize("error", [None, UsageInvalid("It is loaded by process 7.")])
+def test_no_request_gets_a_model_while_its_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: LlamasupError | None
+) -> None:
+    held = Held(monkeypatch, error)
+
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE, "x.gguf"), {})
+        place.catalog.find(FAR, create=True)
+        (managed,) = (each for each in place.catalog.managed_models() if each.spec.id == name)
+        async with asyncio.TaskGroup() as tasks:
+            removing = tasks.create_task(outcome(place.files.remove(managed)))
+            await held.begun()
+            try:
+                for asked in (FAR, "far-Q4_K_M", "org/far:Q4_K_M", "hf.co/org/far"):
+                    why = place.catalog.resolve(asked, create=True)
+                    assert isinstance(why, Unavailable)
+                    assert (why.status, why.cause) == (503, "removing")
+                assert not isinstance(place.catalog.resolve("x", create=True), Unavailable)
+                unknown = place.catalog.resolve("nope", create=True)
+                assert isinstance(unknown, Unavailable)
+                assert unknown.status == 404
+                with pytest.raises(ModelUnknown):
+                    await place.catalog.pool.load(managed)
+                again = tasks.create_task(outcome(place.files.remove(managed)))
+            finally:
+                held.go_on()
+        assert "removed just now" in again.result()
+        assert removing.result() == ("" if error is None else "It is loaded by process 7.")
+        assert place.names() == ({"x"} if error is None else {FAR, "far-Q4_K_M", "x"})
+        assert not isinstance(place.catalog.resolve("hf.co/org/far", create=True), Unavailable)
+
+    visit(test)
+
+
+@pytest.mark.parametrize("name", [FAR, "far-Q4_K_M"])
+def test_file_of_a_model_that_is_used_stays(tmp_path: Path, name: str) -> None:
+    """By either of its names."""
+
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE), {})
+        managed = place.catalog.find(FAR, create=True)
+        assert managed is not None
+        place.catalog.pool.begin_load(managed)
+        with pytest.raises(Conflict, match="Requests use"):
+            await place.remove(name)
+        assert place.left() == {FILE}
+
+    visit(test)
+
+
+def test_file_outside_the_folders_stays(tmp_path: Path) -> None:
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE), {})
+        place.catalog.apply(registry_of(ModelSpec("away", "/nowhere/away.gguf")))
+        with pytest.raises(Conflict, match="in no models folder"):
+            await place.remove("away")
 
     visit(test)
