@@ -36,6 +36,7 @@ from llamasup.models.removal import Removal, entries_of, refuse_loaded, remove, 
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import ManagedModel
+from llamasup.settings.names import why_not_a_name
 from llamasup.system.text import printable
 
 __all__ = ["ModelFiles"]
@@ -91,8 +92,10 @@ class ModelFiles:
     def pull(self, name: str) -> Fetch:
         managed = self._catalog.find(name)
         if managed is None:
-            self._refuse_unknown(name)
-            return partial(self._fetch, name, name)
+            spec = self._catalog.can_create(name)
+            if spec is None:
+                raise self._why_unknown(name)
+            return partial(self._fetch, spec.id, spec.source)
         spec = managed.spec
         if spec.problem:
             raise ModelInvalid(spec.public_problem(spec.problem))
@@ -106,24 +109,31 @@ class ModelFiles:
         except LlamasupError as error:
             _log.warning("The download of %s failed: %s", printable(name), error.message)
             raise
-        self._catalog.find(name, create=True)  # listed from now on
-
-    def _refuse_unknown(self, name: str) -> None:
-        """Raises unless a request for this name would download it."""
-        shown = printable(name[:200])
-        ref = parse_ref(name, hub_endpoint(self._environ, self._settings.endpoint))
-        if not isinstance(ref, RepoRef):
-            raise ModelUnknown(
-                f"{shown!r} is neither a model of this llamasup nor a repository of the hub.",
-                remedy="Write hf.co/ORG/REPO or hf.co/ORG/REPO:QUANT: llamasup does not know the short names "
-                "of Ollama's library.",
+        if self._catalog.find(name, create=True) is None:
+            raise Conflict(
+                f"{printable(name)} is downloaded, but not listed: too many other models that requests named "
+                "are in use.",
+                remedy="Try again later.",
             )
+
+    def _why_unknown(self, name: str) -> LlamasupError:
+        """Why no request for this name would download it."""
+        shown = printable(name[:200])
         self._catalog.refuse_ambiguous(name)
-        if not self._config().downloads.on_demand:
-            raise NotAllowed(
+        try:
+            is_repository = isinstance(parse_ref(name), RepoRef) and not why_not_a_name(name)
+        except UsageInvalid:
+            is_repository = False
+        if is_repository and not self._config().downloads.on_demand:
+            return NotAllowed(
                 f"Only the models that the config names may be downloaded, and {shown!r} is not one of them.",
                 remedy="Add it to the models of the config (repo), or set downloads.on_demand to true.",
             )
+        return ModelUnknown(
+            f"{shown!r} is neither a model of this llamasup nor a repository of the hub.",
+            remedy="Write hf.co/ORG/REPO or hf.co/ORG/REPO:QUANT: llamasup does not know the short names "
+            "of Ollama's library.",
+        )
 
     async def remove(self, managed: ManagedModel) -> Mapping[str, Any]:
         """Requests for the model are refused from the last check until its files are gone, so none loads it
@@ -168,6 +178,8 @@ class ModelFiles:
         if model is not None:
             name = str(model.path)
         if model is not None or not spec.is_remote:
+            own = frozenset(entries_of(name)[:1])
+            models_gone_with(spec, own, config.rules, config.default_options, (), entries_of)
             folder = self._folder_of(Path(name))
         removals = to_remove([name], folder, hub_endpoint(self._environ, self._settings.endpoint))
         entries = frozenset[str]().union(*(removal.entries for removal in removals))

@@ -172,7 +172,14 @@ def test_key_pulls_only_models_that_it_may_use(many: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"), [("foo", "foo"), ("foo:latest", "foo:latest"), (f"{FAR}:latest", FAR), ("q:4b", "q-4b")]
+    ("name", "sent"),
+    [
+        ("foo", "foo"),
+        ("foo:latest", "foo:latest"),
+        (f"{FAR}:latest", FAR),
+        ("q:4b", "q-4b"),
+        ("tiny:latest", "tiny"),
+    ],
 )
 def test_exact_name_comes_first(many: Rig, name: str, sent: str) -> None:
     """Otherwise the removal of ``foo:latest`` would remove ``foo``."""

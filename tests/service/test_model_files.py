@@ -14,7 +14,7 @@ import pytest
 from llamasup.config import load
 from llamasup.downloads.manager import Downloads, DownloadSettings
 from llamasup.downloads.reference import parse_ref
-from llamasup.errors import Conflict, LlamasupError, ModelUnknown, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, ModelUnknown, NotAllowed, UsageInvalid
 from llamasup.models.registry import build
 from llamasup.models.rules import ModelRule
 from llamasup.models.spec import ModelSpec
@@ -39,6 +39,7 @@ class Place:
     def __init__(self, folder: Path, models: Mapping[str, Any], **config: Any) -> None:
         self.folder = folder / "models"
         path = folder / "config.yaml"
+        config = {"downloads": {"on_demand": True}, **config}
         path.write_text(json.dumps({"models_dir": [str(self.folder)], "models": models, **config}))
         self.config = load(path, {})
         self.settings = DownloadSettings(folder=self.folder, endpoint="http://127.0.0.1:9")
@@ -51,6 +52,8 @@ class Place:
         )
 
     def _create(self, name: str) -> ModelSpec | None:
+        if not self.config.downloads.on_demand:
+            return None
         try:
             return build([ModelRule(name, source=name)]).specs[name] if parse_ref(name) else None
         except LlamasupError:
@@ -248,5 +251,39 @@ def test_file_outside_the_folders_stays(tmp_path: Path) -> None:
         place.catalog.apply(registry_of(ModelSpec("away", "/nowhere/away.gguf")))
         with pytest.raises(Conflict, match="in no models folder"):
             await place.remove("away")
+
+    visit(test)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3.2", "hf.co/org", "https://hf.co/a/b?x=1", "a/b:sub dir/x.gguf", "a/b\0"]
+)
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_no_name_is_downloaded_that_a_request_would_not(tmp_path: Path, name: str, on_demand: bool) -> None:
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE), {}, downloads={"on_demand": on_demand})
+        with pytest.raises(ModelUnknown, match="neither a model"):
+            place.files.pull(name)
+
+    visit(test)
+
+
+def test_repository_is_downloaded_only_on_demand(tmp_path: Path) -> None:
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE), {}, downloads={"on_demand": False})
+        with pytest.raises(NotAllowed, match="may be downloaded"):
+            place.files.pull(FAR)
+
+    visit(test)
+
+
+def test_pulled_model_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        place = Place(with_files(tmp_path, FILE), {}, downloads={"on_demand": True})
+        await place.files.pull(FAR)(lambda _: None)
+        assert FAR in place.names()
+        monkeypatch.setattr(place.catalog, "_make_room_for_one", lambda: False)
+        with pytest.raises(Conflict, match="downloaded, but not listed"):
+            await place.files.pull("hf.co/org/far")(lambda _: None)
 
     visit(test)
