@@ -234,7 +234,8 @@ class OllamaDialect:
             self._route(request, backend, name)
         request.requested_model = _plain_name(name, backend)
         request.translation = FilesAnswer(name, pulls=True, streams=streams, hides_paths=request.hides_paths)
-        request.body = msgspec.json.encode({"model": request.requested_model})
+        client = {} if request.key is None else {"client": request.key.name}
+        request.body = msgspec.json.encode({"model": request.requested_model, **client})
         request.head = _head_for(request.head, _CONTROL + b"pull")
 
     def _delete(self, request: Request, backend: Backend) -> HttpError | None:

@@ -64,7 +64,7 @@ def test_download_is_a_stream_of_lines(rig: Rig) -> None:
     client, control = begin(rig, pull())
     head, body = control.message()
     assert head.startswith(b"POST /llamasup/v1/pull HTTP/1.1\r\n")
-    assert json.loads(body) == {"model": FAR}
+    assert json.loads(body) == {"model": FAR, "client": "key-1"}
     control.send(STREAM_HEAD, event("progress", done_bytes=5, total_bytes=10, bytes_per_s=1))
     assert field(client.head(), b"content-type") == b"application/x-ndjson"
     assert line(client) == {"status": "pulling manifest"}
@@ -168,7 +168,7 @@ def test_key_pulls_only_models_that_it_may_use(many: Rig) -> None:
     for name in (FAR, "foo", "nope"):
         assert "may not use" in error_of(many.send(pull("few", model=name)), 403)
     _, control = begin(many, pull("few", model="tiny"))
-    assert json.loads(control.message()[1]) == {"model": "tiny"}
+    assert json.loads(control.message()[1]) == {"model": "tiny", "client": "key-2"}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_key_pulls_only_models_that_it_may_use(many: Rig) -> None:
 def test_exact_name_comes_first(many: Rig, name: str, sent: str) -> None:
     """Otherwise the removal of ``foo:latest`` would remove ``foo``."""
     client, control = begin(many, pull("ops", model=name))
-    assert json.loads(control.message()[1]) == {"model": sent}
+    assert json.loads(control.message()[1]) == {"model": sent, "client": "key-3"}
     control.send(answer(b"{}"))
     client.message()
     client.send(delete("ops", name))
