@@ -41,6 +41,7 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, StartRequested, State
+from llamasup.system.text import printable
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
@@ -340,7 +341,7 @@ class ConfiguredTarget(PoolTarget):
         self._refuse_elsewhere("pull", model)
         refuse_if_stopping(self._owner)
         fetch = self._files.pull(model)
-        self._owner.control_asks("pull", model)
+        self._owner.control_asks("pull", printable(model))
         return fetch
 
     async def remove(self, model: str) -> Mapping[str, Any]:

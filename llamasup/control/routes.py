@@ -29,7 +29,15 @@ from llamasup.control.interface import (
 from llamasup.control.json_body import read_body
 from llamasup.control.pull import pull_stream
 from llamasup.control.request_updates import RequestUpdates
-from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
+from llamasup.control.streams import (
+    MAX_PULLS,
+    MAX_PULLS_OF_ONE,
+    Stream,
+    Streams,
+    event_stream,
+    log_stream,
+    open_log,
+)
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
@@ -55,7 +63,10 @@ class _ConfigText(msgspec.Struct):
 
 
 class _PullRequest(msgspec.Struct):
+    """``client``: the name of the key that asked for the download with Ollama's API."""
+
     model: str
+    client: str = ""
 
 
 class _PlanRequest(msgspec.Struct):
@@ -94,6 +105,7 @@ class Application:
         self._tasks = tasks
         self._usage = usage
         self._streams = Streams()
+        self._pulls = Streams(MAX_PULLS, "downloads", MAX_PULLS_OF_ONE)
         self._console = None if make_console is None else make_console(self._streams.wake)
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
@@ -134,6 +146,7 @@ class Application:
     def end(self) -> None:
         """End the streams, and cancel the changes in the background."""
         self._streams.end()
+        self._pulls.end()
         for task in self._background:
             task.cancel()
 
@@ -255,8 +268,10 @@ class Application:
     async def _pull_model(self, request: Request) -> Response:
         asked = await read_body(request, _PullRequest)
         fetch = self._control_target.pull(asked.model)
-        self._streams.enter()
-        return Stream(self._streams, pull_stream(fetch, self._streams, self._tasks), "text/event-stream")
+        pulls = self._pulls
+        pulls.enter(asked.client)
+        frames = pull_stream(fetch, pulls, self._tasks)
+        return Stream(pulls, frames, "text/event-stream", client=asked.client)
 
     async def _cancel_request(self, request: Request) -> Response:
         return _json(self._requests.shown_cancel(request.path_params["id"]))

@@ -29,7 +29,9 @@ from llamasup.system.text import printable
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["Removal", "refuse_loaded", "remove", "to_remove"]
+__all__ = ["Removal", "entries_of", "refuse_loaded", "remove", "to_remove"]
+
+_MAX_LINKS = 40  # as Linux follows
 
 
 class Removal(Struct, frozen=True):
@@ -45,6 +47,11 @@ class Removal(Struct, frozen=True):
     def downloads(self) -> tuple[Path, ...]:
         """The unfinished downloads among the leftovers."""
         return tuple(path for path in self.leftovers if path.name.endswith(".part"))
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """The entries of folders that are removed."""
+        return frozenset(str(_resolved(path)) for path in self.files)
 
     @property
     def size_bytes(self) -> int:
@@ -83,18 +90,38 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
             return _only_leftovers(name, ref, folder)
         parts = found.parts
     else:
-        part = split_name(first.name)
-        parts = (first,)
-        if part is not None:
-            number = int(part.first.removesuffix(".gguf")[-5:])
-            parts = tuple(split_paths(first.with_name(part.first), number))
-            if first not in parts:  # part 3 of 2
-                parts = (first,)
+        parts = _parts_of(first)
     parts = tuple(file for file in parts if file.is_symlink() or file.exists())
     for file in parts:
         _refuse_outside(file, folder)
     files = (*parts, *_projector_going_with(parts, folder, going))
     return Removal(name, files, tuple(leftover for file in files for leftover in leftovers_of(file)))
+
+
+def _parts_of(file: Path) -> tuple[Path, ...]:
+    """All parts of the split set that ``file`` belongs to, whether they exist or not."""
+    part = split_name(file.name)
+    if part is None:
+        return (file,)
+    number = int(part.first.removesuffix(".gguf")[-5:])
+    parts = tuple(split_paths(file.with_name(part.first), number))
+    return parts if file in parts else (file,)  # part 3 of 2
+
+
+def entries_of(path: str) -> tuple[str, ...]:
+    """The entries of folders that a load of this file reads (``file_use``). Blocks."""
+    return tuple(str(entry) for part in _parts_of(Path(path)) for entry in _links_of(part))
+
+
+def _links_of(path: Path) -> Iterator[Path]:
+    """The path with its folder resolved, and, if it is a link, where it leads."""
+    for _ in range(_MAX_LINKS):
+        path = _resolved(path)
+        yield path
+        try:
+            path = path.parent / path.readlink()
+        except OSError:  # not a link
+            return
 
 
 def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:

@@ -232,9 +232,10 @@ class OllamaDialect:
         name = model_of(fields)
         if request.key is not None and request.key.models:
             self._route(request, backend, name)
-        request.requested_model = _served_name(name, backend).removesuffix(":latest")
+        request.requested_model = _plain_name(name, backend)
         request.translation = FilesAnswer(name, pulls=True, streams=streams, hides_paths=request.hides_paths)
-        request.body = msgspec.json.encode({"model": request.requested_model})
+        client = {} if request.key is None else {"client": request.key.name}
+        request.body = msgspec.json.encode({"model": request.requested_model, **client})
         request.head = _head_for(request.head, _CONTROL + b"pull")
 
     def _delete(self, request: Request, backend: Backend) -> HttpError | None:
@@ -248,7 +249,7 @@ class OllamaDialect:
                 cause="key_rights",
                 remedy="use a key with rights=inference,control, or `llamasup rm` on llamasup's machine",
             )
-        request.requested_model = _served_name(name, backend).removesuffix(":latest")
+        request.requested_model = _plain_name(name, backend)
         request.translation = FilesAnswer(name, pulls=False, streams=False, hides_paths=False)
         request.body = b"{}"
         name = quote(request.requested_model, safe="")
@@ -278,6 +279,16 @@ def _served_name(name: str, backend: Backend) -> str:
         if not isinstance(backend.resolve(spelling), Unavailable):
             return spelling
     return name.removesuffix(":latest")
+
+
+def _plain_name(name: str, backend: Backend) -> str:
+    """The served name, without ``:latest`` unless that names another model."""
+    served = _served_name(name, backend)
+    plain = served.removesuffix(":latest")
+    found, other = backend.resolve(served), backend.resolve(plain)
+    if isinstance(found, Unavailable) or isinstance(other, Unavailable) or found.model.id != other.model.id:
+        return served
+    return plain
 
 
 def _head_for(head: Head, path: bytes) -> Head:

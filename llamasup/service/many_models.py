@@ -138,12 +138,14 @@ class HostedModels:
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
         self._models: Models = self.catalog
+        self._reload_lock = asyncio.Lock()
         files = ModelFiles(
             self.catalog,
             self._downloads,
             configured.downloads,
             configured.options.environ,
             lambda: self._configured.config,
+            self._reload_lock,
             self._refresh_folders,
         )
         self.control_target = ConfiguredTarget(
@@ -155,7 +157,6 @@ class HostedModels:
         self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
         self.backend: Backend = self._virtual
         self.control_target.virtual = self._virtual
-        self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -387,15 +388,19 @@ class HostedModels:
         except Exception:  # a bug must not end the models
             _log.exception("reload failed; keeping the previous configuration")
 
-    async def _refresh_folders(self) -> None:
-        """Apply the changes of the folders at once, without waiting for the watch."""
-        async with self._reload_lock:
-            try:
-                inventory = await asyncio.to_thread(read_inventory, self._configured.config, self._search)
-            except LlamasupError as error:
-                self._bus.publish(ConfigRejected(error))
-            else:
-                self._apply(inventory)
+    async def _refresh_folders(self, before: Callable[[], None]) -> None:
+        """Apply the changes of the folders at once, without waiting for the watch. ``before`` runs right
+        before that, and if the folders cannot be read. The caller has the lock.
+        """
+        inventory: ModelInventory | None = None
+        try:
+            inventory = await asyncio.to_thread(read_inventory, self._configured.config, self._search)
+        except LlamasupError as error:
+            self._bus.publish(ConfigRejected(error))
+        finally:
+            before()
+        if inventory is not None:
+            self._apply(inventory)
 
     def _apply(
         self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()

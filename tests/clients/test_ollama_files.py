@@ -164,7 +164,8 @@ def test_refused_pulls_and_deletions(start: Start) -> None:
     client, few, ops = (place.connect(key) for key in ("any", "few", "ops"))
     for stream in (False, True):
         assert "hf.co/ORG/REPO" in refused(lambda stream=stream: client.pull("llama3.2", stream=stream), 404)  # type: ignore[misc]
-    assert "not a valid repository" in refused(lambda: client.pull("hf.co/org"), 400)
+    for name in ("hf.co/org", "https://hf.co/org/far?x=1", "org/far:sub dir/x.gguf"):
+        assert "hf.co/ORG/REPO" in refused(lambda name=name: client.pull(name), 404)  # type: ignore[misc]
     assert "may not use" in refused(lambda: few.pull(FAR), 403)
     assert "insecure" in refused(lambda: client.pull(FAR, insecure=True), 400)
     assert few.pull("tiny").status == "success"

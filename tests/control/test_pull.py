@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from llamasup.control.pull import pull_stream
-from llamasup.control.streams import Streams
+from llamasup.control.streams import MAX_PULLS, MAX_PULLS_OF_ONE, Streams
 from llamasup.downloads.progress import Listener
 from llamasup.errors import Conflict, DownloadFailed
 from tests.control.fake import PATIENCE_S, FakeControlTarget, served
@@ -68,6 +69,25 @@ def test_download_ends_with_its_client(tmp_path: Path) -> None:
             first = await anext(answer.aiter_lines())
             assert json.loads(first.removeprefix("data: ")) == PROGRESS
         await fake.until(lambda: fake.requests == [("pull", "tiny"), ("pull given up", "tiny")])
+
+    run(tmp_path, visit)
+
+
+def test_downloads_are_bounded_and_leave_the_streams_to_operators(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, http: httpx.AsyncClient) -> None:
+        fake.gate.clear()
+
+        async def pull(client: str) -> int:
+            body = {"model": "tiny", "client": client}
+            return (await opened.enter_async_context(http.stream("POST", "/pull", json=body))).status_code
+
+        async with AsyncExitStack() as opened:
+            assert [await pull("a") for _ in range(MAX_PULLS_OF_ONE)] == [200] * MAX_PULLS_OF_ONE
+            assert await pull("a") == 429
+            assert [await pull("") for _ in range(MAX_PULLS - MAX_PULLS_OF_ONE)][-1] == 200
+            assert await pull("b") == 429
+            async with http.stream("GET", "/events") as events:
+                assert events.status_code == 200
 
     run(tmp_path, visit)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from llamasup.gguf.facts import ModelFacts
+from llamasup.models.spec import ModelSpec
 from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import ProxyConfig
 from tests.ollama.test_dialect import MakeRig, error_of, line, listed, with_key
 from tests.patience import eventually
 from tests.proxy.key_files import keys_of
+from tests.proxy.many import ManyModels
 from tests.proxy.rig import STREAM_HEAD, Rig, Wire, answer, chunk, field, post, status
 
 KEYS = ProxyConfig(key_file=keys_of("any\nfew models=tiny\nops rights=inference,control"))
 FAR = "hf.co/org/far:Q8_0"
+NAMES = ("tiny", "foo", "foo:latest", "q-4b")
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def test_download_is_a_stream_of_lines(rig: Rig) -> None:
     client, control = begin(rig, pull())
     head, body = control.message()
     assert head.startswith(b"POST /llamasup/v1/pull HTTP/1.1\r\n")
-    assert json.loads(body) == {"model": FAR}
+    assert json.loads(body) == {"model": FAR, "client": "key-1"}
     control.send(STREAM_HEAD, event("progress", done_bytes=5, total_bytes=10, bytes_per_s=1))
     assert field(client.head(), b"content-type") == b"application/x-ndjson"
     assert line(client) == {"status": "pulling manifest"}
@@ -151,9 +156,40 @@ def test_only_keys_with_the_right_control_learn_folders(rig: Rig, key: str, show
     assert error_of(client, 503) == shown
 
 
-def test_key_pulls_only_models_that_it_may_use(rig: Rig) -> None:
-    _, control = begin(rig, pull("few", model="tiny:latest"))
-    assert json.loads(control.message()[1]) == {"model": "tiny"}
+@pytest.fixture
+def many(rig: Rig, tmp_path: Path) -> Iterator[Rig]:
+    models = rig.call(lambda: ManyModels(tmp_path, [ModelSpec(name, name) for name in NAMES]))
+    rig.proxy.backend = models
+    yield rig
+    models.close()
+
+
+def test_key_pulls_only_models_that_it_may_use(many: Rig) -> None:
+    for name in (FAR, "foo", "nope"):
+        assert "may not use" in error_of(many.send(pull("few", model=name)), 403)
+    _, control = begin(many, pull("few", model="tiny"))
+    assert json.loads(control.message()[1]) == {"model": "tiny", "client": "key-2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("foo", "foo"),
+        ("foo:latest", "foo:latest"),
+        (f"{FAR}:latest", FAR),
+        ("q:4b", "q-4b"),
+        ("tiny:latest", "tiny"),
+    ],
+)
+def test_exact_name_comes_first(many: Rig, name: str, sent: str) -> None:
+    """Otherwise the removal of ``foo:latest`` would remove ``foo``."""
+    client, control = begin(many, pull("ops", model=name))
+    assert json.loads(control.message()[1]) == {"model": sent, "client": "key-3"}
+    control.send(answer(b"{}"))
+    client.message()
+    client.send(delete("ops", name))
+    path = quote(sent, safe="").encode()
+    assert control.head().startswith(b"POST /llamasup/v1/models/%b/remove HTTP/1.1\r\n" % path)
 
 
 def test_wrong_fields_and_methods_are_refused(rig: Rig) -> None:
