@@ -23,7 +23,7 @@ async def pull_stream(
     fetch: Fetch, streams: Streams, tasks: asyncio.TaskGroup, *, keepalive_s: float = KEEPALIVE_S
 ) -> AsyncGenerator[bytes]:
     """Server-sent events: ``progress``, and at the end ``done`` or ``error``. The download ends with the
-    stream.
+    stream, unless other requests wait for it.
     """
     seen: Progress | None = None  # the last progress that is not sent yet
     with streams.waking() as wake:

@@ -41,7 +41,8 @@ _read_event = msgspec.json.Decoder(_Event).decode
 
 
 class FilesAnswer:
-    """A ``Translation``. ``streams``: the client wants lines. ``pulls``: of a download, else of a removal.
+    """A ``Translation``. ``streams``: the client wants lines. ``pulls``: it answers a download,
+    otherwise a removal.
     ``hides_paths``: the client must not learn folders of this machine.
     """
 
