@@ -68,13 +68,11 @@ def _missing(followed: Followed, now_s: float) -> tuple[Followed, Step]:
 
 def after_upgrade(followed: Followed, outcome: Outcome, now_s: float) -> Followed:
     """``unproven`` and ``conflict``: another try may have another outcome."""
-    match outcome:
-        case "serves":
-            return replace(followed, serving=followed.handled)
-        case "refused":
-            return followed
-        case "conflict":
-            return replace(followed, retry_at_s=now_s + CONFLICT_RETRY_S)
-        case "unproven":
-            later_s = min(2 * followed.retry_s, LAST_RETRY_S)
-            return replace(followed, retry_at_s=now_s + followed.retry_s, retry_s=later_s)
+    if outcome == "serves":
+        return replace(followed, serving=followed.handled)
+    if outcome == "refused":
+        return followed
+    if outcome == "conflict":
+        return replace(followed, retry_at_s=now_s + CONFLICT_RETRY_S)
+    later_s = min(2 * followed.retry_s, LAST_RETRY_S)
+    return replace(followed, retry_at_s=now_s + followed.retry_s, retry_s=later_s)
