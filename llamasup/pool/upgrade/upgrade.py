@@ -187,8 +187,9 @@ class Upgrade:
             except RuntimeMissing as missing:
                 await self._take(new, missing)
                 return None
-            swap = _Swap(old, new)
-            self._refuse_running(swap)
+            found = _Swap(old, new)
+            self._refuse_running(found)
+            swap = found
             self._report = _Report("reading", swap.before, swap.after)
             await self._upgrade(swap)
         except LlamasupError as error:
