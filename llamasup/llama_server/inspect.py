@@ -213,7 +213,7 @@ def _build_digest(candidate: Candidate) -> str:
 
 
 def build_at(path: str) -> tuple[str, str] | None:
-    """The program that ``path`` points to, and a digest of it and its libraries; None if there is none."""
+    """The program that ``path`` points to, and a digest of it and its libraries; None: no file."""
     real = Path(os.path.realpath(path))
     try:
         status = real.stat()

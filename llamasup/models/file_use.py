@@ -32,7 +32,7 @@ class ServedFiles(Struct, frozen=True):
 
     @property
     def first(self) -> str:
-        """The path of the file to load; empty if there is none."""
+        """The path of the file to load; empty: it has no file."""
         return next(iter(self.downloaded), "" if self.spec.is_remote else self.spec.source)
 
     @property

@@ -141,7 +141,7 @@ class SecondTry:
             return None
 
     def again(self, held: HeldAnswer, fault: Fault, body: bytes, request_id: bytes) -> bytes | None:
-        """Begin the second attempt; returns its body. None: there is none, as this body is unreadable."""
+        """Begin the second attempt; returns its body. None: the body cannot be read."""
         second = with_another_seed(body, request_id)
         if second is not None:
             self.first, self._fault, self.lost = held, fault, _counts_of(held)
