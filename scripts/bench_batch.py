@@ -125,7 +125,7 @@ def crash(folder: Path, model: Path, runtime: str, lines: int, compared: int, ki
 
 
 def beside(folder: Path, model: Path, runtime: str, rounds: int) -> None:
-    """Other clients ask, in turns without a batch and beside one, at random times and in bursts."""
+    """Other clients ask at random times and in bursts, in turns with and without a batch."""
     bodies = [{"prompt": f"Once {n}", "max_tokens": 400, "ignore_eos": True} for n in range(10_000)]
     write(folder / "beside.jsonl", bodies)
     chance = random.Random(7)

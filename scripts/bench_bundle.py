@@ -1,48 +1,118 @@
-"""Measures the start of the bundle against ``python -m llamasup``, in turns: prints medians and their ratio.
+"""Measures the start of the bundle against that of llama-server alone and of ``python -m llamasup``.
 
-.venv/bin/python scripts/bench_bundle.py [dist/llamasup/llamasup] [--rounds 30]
+Each round starts each of them once, in turns, so that all see the same machine. The goal: ready
+at most 400 ms after llama-server alone would be. The Python of .venv-bundle has what the bundle is made of:
+
+    [chrt -r 1] .venv-bundle/bin/python scripts/bench_bundle.py [--bundle PATH] [--runtime PATH] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-RUN = ("run", "demo", "--sidecar", "--runtime", "embedded")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts import pages
+from scripts.bare_server import seconds_to_ready
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "sidecar.md"
+MARKS = "<!-- start: scripts/bench_bundle.py --write -->", "<!-- /start -->"
+MODEL = "demo"
+MOST_MS = 400
+PYTHON = (sys.executable, "-P", "-m", "llamasup")
+
+Rounds = dict[str, list[float]]
+"""The milliseconds of each round, by what was started."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", nargs="?", default="dist/llamasup/llamasup")
-    parser.add_argument("--rounds", type=int, default=30)
-    arguments = parser.parse_args()
-    programs = {"python": [sys.executable, "-P", "-m", "llamasup"], "bundle": [arguments.bundle]}
-    for what, seconds_of in (("--version", until_version), ("run, until ready", until_ready)):
-        taken: dict[str, list[float]] = {name: [] for name in programs}
-        for turn in range(arguments.rounds):
-            for name in sorted(programs, reverse=bool(turn % 2)):
-                taken[name].append(seconds_of(programs[name]))
-        python, bundle = (statistics.median(taken[name]) for name in ("python", "bundle"))
-        pairs = zip(taken["bundle"], taken["python"], strict=True)
-        ratio = statistics.median(one / other for one, other in pairs)
-        print(f"{what}: python {1000 * python:.0f} ms, bundle {1000 * bundle:.0f} ms, ratio {ratio:.2f}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--bundle", default=str(ROOT / "dist" / "llamasup" / "llamasup"))
+    parser.add_argument("--runtime", help="of a llama-server (default: that of the tests)")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    options = parser.parse_args()
+    runtime = (
+        options.runtime or subprocess.check_output([ROOT / "scripts" / "llama-server"], text=True).strip()
+    )
+    bundle = (options.bundle,)
+    rows = []
+    for name, chosen in {"llama-server": runtime, "the embedded runtime": "embedded"}.items():
+        run = ("run", MODEL, "--runtime", chosen)
+        plan = json.loads(subprocess.check_output([*PYTHON, "plan", *run[1:], "--json"]))
+        measured = rounds_of(
+            {
+                "alone": lambda plan=plan: seconds_to_ready(plan),
+                "python": lambda run=run: until_ready((*PYTHON, *run)),
+                "bundle": lambda run=run: until_ready((*bundle, *run)),
+            },
+            options.rounds,
+        )
+        rows.append(row(f"`run` with {name}, until ready", measured))
+        beyond_ms = median_difference(measured)
+        print(f"{name}: {beyond_ms:.0f} ms beyond it alone; the goal is {MOST_MS} ms", file=sys.stderr)
+    commands = {"python": lambda: until_end(PYTHON), "bundle": lambda: until_end(bundle)}
+    rows.append(row("`--version`, until its end", rounds_of(commands, options.rounds)))
+    text = "\n".join(
+        [
+            f"Milliseconds, medians of {options.rounds} rounds; {platform.machine()}, {os.cpu_count()} CPUs, "
+            f"Python {platform.python_version()}.\n",
+            "| | llama-server alone | `python -m llamasup` | bundle | bundle − alone | bundle ÷ Python |",
+            "|---|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+    print(text)
+    if options.write:
+        pages.write_between(DOCUMENT, MARKS, f"\n{text}\n")
 
 
-def until_version(program: Sequence[str]) -> float:
+def rounds_of(starts: dict[str, Callable[[], float]], count: int) -> Rounds:
+    taken: Rounds = {name: [] for name in starts}
+    for number in range(-1, count):
+        for name in sorted(starts, reverse=bool(number % 2)):
+            took_ms = starts[name]() * 1e3
+            if number >= 0:  # the first round fills the caches
+                taken[name].append(took_ms)
+    return taken
+
+
+def row(what: str, taken: Rounds) -> str:
+    medians = [f"{statistics.median(taken[name]):.0f}" if name in taken else "" for name in COLUMNS]
+    ratio = statistics.median(
+        one / other for one, other in zip(taken["bundle"], taken["python"], strict=True)
+    )
+    beyond = f"{median_difference(taken):.0f}" if "alone" in taken else ""
+    return f"| {' | '.join([what, *medians, beyond, f'{ratio:.2f}'])} |"
+
+
+COLUMNS = ("alone", "python", "bundle")
+
+
+def median_difference(taken: Rounds) -> float:
+    return statistics.median(one - other for one, other in zip(taken["bundle"], taken["alone"], strict=True))
+
+
+def until_end(program: Sequence[str]) -> float:
     began = time.perf_counter()
     subprocess.run([*program, "--version"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
-def until_ready(program: Sequence[str]) -> float:
+def until_ready(command: Sequence[str]) -> float:
     began = time.perf_counter()
     with subprocess.Popen(
-        [*program, *RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*command, "--sidecar"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -50,7 +120,7 @@ def until_ready(program: Sequence[str]) -> float:
             if json.loads(line)["event"] == "ready":
                 break
         else:
-            sys.exit(f"{program[0]} ended with {process.wait()}")
+            sys.exit(f"{command[0]} ended with {process.wait()}")
         taken = time.perf_counter() - began
         process.stdin.close()
         process.stdout.read()

@@ -1,16 +1,19 @@
-const [form, question, answer] = ["form", "question", "answer"].map((id) => document.getElementById(id));
-const messages = [];
+const ids = ["form", "question", "ask", "answer"];
+const [form, question, button, answer] = ids.map((id) => document.getElementById(id));
+let messages = [];
 
 model.onText((text) => (answer.textContent += text));
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  messages.push({ role: "user", content: question.value });
+  const asked = [...messages, { role: "user", content: question.value }];
   const begin = (answer.textContent += `\n> ${question.value}\n`).length;
   question.value = "";
+  button.disabled = true; // one answer at a time
   try {
-    await model.chat(messages);
-    messages.push({ role: "assistant", content: answer.textContent.slice(begin) });
+    await model.chat(asked);
+    messages = [...asked, { role: "assistant", content: answer.textContent.slice(begin) }];
   } catch (error) {
     answer.textContent += error.message;
   }
+  button.disabled = false;
 });

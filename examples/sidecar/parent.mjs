@@ -9,14 +9,15 @@ import { createInterface } from "node:readline";
 const START_TIMEOUT_MS = 120_000, REQUEST_TIMEOUT_MS = 60_000, STOP_TIMEOUT_MS = 45_000;
 
 const model = process.argv[2] ?? "demo";
-const [command, ...words] = (process.env.LLAMASUP ?? "llamasup").split(" ");
+const program = process.env.LLAMASUP ?? "llamasup";
 
-const llamasup = spawn(command, [...words, "run", model, "--sidecar"], {
-  // A pipe as its standard input, kept open: its end, also by our death, is what stops llamasup.
-  // Its standard output has the events; what it says to people goes where our own words go.
+const llamasup = spawn(program, ["run", model, "--sidecar"], {
+  // llamasup stops when its standard input ends, also if this process is killed. Its standard output has the
+  // events, and its messages go to our standard error.
   stdio: ["pipe", "pipe", "inherit"],
+  windowsHide: true,
 });
-llamasup.stdin.on("error", () => {}); // it has ended before us
+llamasup.stdin.on("error", () => {}); // llamasup has already ended
 const ended = new Promise((resolve) => {
   llamasup.once("close", (code, signal) => resolve(code ?? signal));
   llamasup.once("error", (error) => resolve(error.message)); // it could not be started
@@ -28,10 +29,17 @@ function untilReady() {
     ended.then((how) => reject(new Error(`llamasup ended with ${how} (see its messages above)`)));
     // Goes on reading after that, so that llamasup can go on writing.
     createInterface({ input: llamasup.stdout }).on("line", (line) => {
-      const event = JSON.parse(line);
-      if (event.event === "ready") resolve(event);
+      if (isReady(line)) resolve(JSON.parse(line));
     });
   });
+}
+
+function isReady(line) {
+  try {
+    return JSON.parse(line).event === "ready";
+  } catch {
+    return false; // the last line of a program that was killed may be incomplete
+  }
 }
 
 async function ask(url, prompt) {

@@ -5,7 +5,6 @@ python parent.py [MODEL]
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -16,13 +15,14 @@ START_TIMEOUT_S, REQUEST_TIMEOUT_S, STOP_TIMEOUT_S = 120, 60, 45
 
 def main() -> int:
     model = sys.argv[1] if len(sys.argv) > 1 else "demo"
-    command = shlex.split(os.environ.get("LLAMASUP", "llamasup"))
+    program = os.environ.get("LLAMASUP", "llamasup")
     llamasup = subprocess.Popen(
-        [*command, "run", model, "--sidecar"],
-        stdin=subprocess.PIPE,  # kept open: its end, also by our death, is what stops llamasup
+        [program, "run", model, "--sidecar"],
+        stdin=subprocess.PIPE,  # llamasup stops when it ends, also if this process is killed
         stdout=subprocess.PIPE,  # events
-        stderr=None,  # what it says to people goes where our own words go
-        text=True,
+        stderr=None,  # its messages go to our standard error
+        encoding="utf-8",
+        errors="replace",
     )
     try:
         ready = wait_until_ready(llamasup)
@@ -39,22 +39,31 @@ def main() -> int:
 
 def wait_until_ready(llamasup: subprocess.Popen) -> dict:
     """The `ready` event. A thread goes on reading, so that llamasup can go on writing."""
-    ready, told = {}, threading.Event()
+    ready, received = {}, threading.Event()
 
     def read_events() -> None:
-        for line in llamasup.stdout:
-            event = json.loads(line)
-            if event["event"] == "ready":
-                ready.update(event)
-                told.set()
-        told.set()  # it has ended
+        try:
+            for line in llamasup.stdout:
+                if event := ready_event(line):
+                    ready.update(event)
+                    received.set()
+        finally:
+            received.set()  # llamasup has ended
 
     threading.Thread(target=read_events, daemon=True).start()
-    if not told.wait(START_TIMEOUT_S):
+    if not received.wait(START_TIMEOUT_S):
         raise TimeoutError("llamasup was not ready in time")
     if not ready:
-        raise RuntimeError(f"llamasup ended with {llamasup.wait()} (see its messages above)")
+        raise RuntimeError(f"llamasup ended with {llamasup.wait(STOP_TIMEOUT_S)} (see its messages above)")
     return ready
+
+
+def ready_event(line: str) -> dict | None:
+    try:
+        event = json.loads(line)  # there are other events
+    except ValueError:  # the last line of a program that was killed may be incomplete
+        return None
+    return event if isinstance(event, dict) and event.get("event") == "ready" else None
 
 
 def ask(url: str, prompt: str) -> str:
@@ -62,7 +71,8 @@ def ask(url: str, prompt: str) -> str:
     request = urllib.request.Request(
         f"{url}/completion", data=body, headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine
+    with direct.open(request, timeout=REQUEST_TIMEOUT_S) as response:
         return json.load(response)["content"]
 
 

@@ -22,9 +22,7 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# $LLAMASUP is a command with its words.
-# shellcheck disable=SC2086
-${LLAMASUP:-llamasup} run "${1:-demo}" --port 0 --parent-pid $$ --ready-file "$folder/ready.json" &
+"${LLAMASUP:-llamasup}" run "${1:-demo}" --port 0 --parent-pid $$ --ready-file "$folder/ready.json" &
 llamasup=$!
 
 tenths=0
@@ -36,6 +34,6 @@ until [ -e "$folder/ready.json" ]; do
 done
 url=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$folder/ready.json")
 
-curl -sS --fail-with-body --max-time "$REQUEST_TIMEOUT_S" "$url/completion" \
+curl -sS --noproxy '*' --fail-with-body --max-time "$REQUEST_TIMEOUT_S" "$url/completion" \
     -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "n_predict": 16}'
 echo

@@ -44,7 +44,7 @@ class ModelArguments(TypedDict, total=False):
     max_queued: int | None
     wait_timeout_s: float | None
     continue_streams: bool | None
-    repair: Literal["off", "tools"] | None
+    repair: Literal["off", "tools", "json", "both"] | None
     drain_timeout_s: float | None
     aliases: Sequence[str] | None
     # end of settings

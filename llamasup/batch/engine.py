@@ -37,12 +37,12 @@ from llamasup.batch.retries import (
     Waiting,
     decide,
 )
-from llamasup.batch.schema_check import asks_for_json, violation
 from llamasup.batch.streams import STREAM_ABOVE_S
 from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window
 from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.queueing.wait_estimate import smoothed
+from llamasup.repair.schema_check import asked_json, violation
 from llamasup.system.native import native
 
 __all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
@@ -369,9 +369,9 @@ class BatchRun:
         if answer.refusal is None:
             self._answer_s = smoothed(self._answer_s, monotonic() - began_s, _ANSWER_WEIGHT)
         wrong = None
-        if answer.refusal is None and asks_for_json(request.url, request.body):
+        if answer.refusal is None and (asked := asked_json(request.url, request.body)) is not None:
             # In a thread: a large answer takes a while.
-            wrong = await asyncio.to_thread(violation, request.body, answer.body)
+            wrong = await asyncio.to_thread(violation, asked, answer.body)
         self._ended.append((attempt, answer, wrong))
         self._wake.set()
 

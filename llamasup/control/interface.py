@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import asdict
 
+from llamasup.downloads.progress import Listener
 from llamasup.errors import ConfigInvalid, Stopping
 from llamasup.models.diff import Changes
 
@@ -23,6 +24,7 @@ __all__ = [
     "ConfigMistakes",
     "ConsolePages",
     "ControlTarget",
+    "Fetch",
     "MakeConsole",
     "ServiceOwner",
     "UsageReport",
@@ -33,6 +35,10 @@ __all__ = [
 
 UsageReport = Callable[[str, str | None], Awaitable[Mapping[str, Any]]]
 """The ``usage`` object (docs/design.md) for ``by`` and ``since``. Raises UsageInvalid."""
+
+
+Fetch = Callable[[Listener], Coroutine[Any, Any, None]]
+"""Downloads a model. Raises the errors of ``Downloads.fetch``. If it is cancelled, the next one continues."""
 
 
 def shown(changes: Changes) -> Mapping[str, Any]:
@@ -51,7 +57,9 @@ class ServiceOwner(Protocol):
         ...
 
     def control_asks(self, what: str, model: str = "") -> None:
-        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``upgrade`` or ``stop``."""
+        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``pull``, ``rm``, ``upgrade`` or
+        ``stop``.
+        """
         ...
 
 
@@ -110,6 +118,19 @@ class ControlTarget(Protocol):
 
     async def restart(self, model: str) -> None:
         """Returns when the model serves again. New requests wait until then."""
+        ...
+
+    def pull(self, model: str) -> Fetch:
+        """The download of a model, unless it is here. ``model`` may also name a repository, if the config
+        allows downloads on demand. Raises ModelUnknown, ModelInvalid, NotAllowed, UsageInvalid and Conflict.
+        """
+        ...
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        """Remove the files of a model that is not loaded. Returns the paths and the freed bytes.
+
+        Raises Conflict if it is in use or cannot be removed here, and FolderUnusable.
+        """
         ...
 
     def upgrade_status(self) -> Mapping[str, Any]:

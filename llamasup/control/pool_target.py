@@ -9,7 +9,15 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.control.interface import (
+    ConfigAccess,
+    Fetch,
+    ServiceOwner,
+    refuse_if_stopping,
+    shown,
+    shut_down,
+)
+from llamasup.downloads.progress import Listener
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
@@ -33,6 +41,7 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, StartRequested, State
+from llamasup.system.text import printable
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
@@ -51,6 +60,13 @@ class Models(Protocol):
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
         """Raises ModelUnknown."""
         ...
+
+
+class ModelFiles(Protocol):
+    """Downloads and removes models, as ``ControlTarget.pull`` and ``remove`` say."""
+
+    def pull(self, name: str) -> Fetch: ...
+    async def remove(self, managed: ManagedModel) -> Mapping[str, Any]: ...
 
 
 class PoolTarget:
@@ -203,6 +219,16 @@ class PoolTarget:
         """
         await self._restart(self._accept("restart", model))
 
+    def pull(self, model: str) -> Fetch:
+        self._models.known(model)
+        return _nothing_to_do
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        raise Conflict(
+            "llamasup removes models only if it runs as `llamasup serve`.",
+            remedy="Use `llamasup rm` on its machine.",
+        )
+
     def upgrade_status(self) -> Mapping[str, Any]:
         raise _no_upgrade()
 
@@ -233,6 +259,14 @@ class PoolTarget:
             raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
+        self._refuse_elsewhere(what, model)
+        managed = self._models.known(model, create=what == "load")
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks(what, managed.spec.id)
+        return managed
+
+    def _refuse_elsewhere(self, what: str, model: str) -> None:
+        """Raises Conflict for a virtual model, and for a model of other nodes."""
         if self.virtual is not None and (name := self.virtual.named(model)) is not None:
             raise Conflict(
                 f"{name!r} is a virtual model, which has no process of its own.",
@@ -242,16 +276,14 @@ class PoolTarget:
             names = " and ".join(f"{name!r}" for name in remote.group.nodes)
             raise Conflict(
                 f"The model {model!r} is not on this node, but on {names or 'no node yet'}.",
-                remedy=f"Run `llamasup {what} {model} --url URL` with the URL of that node.",
+                remedy=f"Run `llamasup {what} {model} --url URL` with the URL of that node."
+                if what in ("load", "unload", "restart")
+                else f"Run `llamasup {what}` on the machine of that node.",
             )
-        managed = self._models.known(model, create=what == "load")
-        refuse_if_stopping(self._owner)
-        self._owner.control_asks(what, managed.spec.id)
-        return managed
 
 
 class ConfiguredTarget(PoolTarget):
-    """``reload`` reads the configuration again; it raises ConfigInvalid."""
+    """``reload`` reads the configuration again; it raises ConfigInvalid. ``files`` downloads and removes."""
 
     def __init__(
         self,
@@ -260,9 +292,11 @@ class ConfiguredTarget(PoolTarget):
         address: Address,
         log_path: Callable[[str], Path | None],
         reload: Callable[[], Awaitable[Changes]],
+        files: ModelFiles,
     ) -> None:
         super().__init__(owner, models, address, log_path)
         self._reload = reload
+        self._files = files
         self.make_config: Callable[[], ConfigAccess] | None = None
         """Makes ``config`` at its first use."""
         self._config: ConfigAccess | None = None
@@ -277,17 +311,22 @@ class ConfiguredTarget(PoolTarget):
         return self._config
 
     def upgrade_status(self) -> Mapping[str, Any]:
-        return self.upgrades.status()
+        return self._upgrades.status()
 
     async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
         if dry_run:
-            return await self.upgrades.preview(runtime)
+            return await self._upgrades.preview(runtime)
         self._owner.control_asks("upgrade")
-        return await self.upgrades.upgrade(runtime)
+        return await self._upgrades.upgrade(runtime)
+
+    async def follow_runtime(self, runtime: str) -> Mapping[str, Any]:
+        """Upgrade to the build that a followed path points to (``runtime.watch``)."""
+        refuse_if_stopping(self._owner)
+        return await self._upgrades.upgrade(runtime)
 
     @property
-    def upgrades(self) -> Upgrade:
+    def _upgrades(self) -> Upgrade:
         if self._upgrade is None:
             assert self.make_upgrade is not None  # the workload of ``serve`` sets it
             self._upgrade = self.make_upgrade()
@@ -298,12 +337,26 @@ class ConfiguredTarget(PoolTarget):
         self._owner.control_asks("reload")
         return shown(await self._reload())
 
+    def pull(self, model: str) -> Fetch:
+        self._refuse_elsewhere("pull", model)
+        refuse_if_stopping(self._owner)
+        fetch = self._files.pull(model)
+        self._owner.control_asks("pull", printable(model))
+        return fetch
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        return await self._files.remove(self._accept("rm", model))
+
 
 def _free_without_models(device: Mapping[str, Any]) -> int:
     """The free memory of a device (``memory``) without its models; all of it, if that is unknown."""
     if device["free_bytes"] is None:
         return int(device["total_bytes"])
     return int(device["free_bytes"]) + sum(model["measured_bytes"] or 0 for model in device["models"])
+
+
+async def _nothing_to_do(_listener: Listener) -> None:
+    """The only model is here."""
 
 
 def _no_upgrade() -> Conflict:

@@ -27,8 +27,17 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
+from llamasup.control.pull import pull_stream
 from llamasup.control.request_updates import RequestUpdates
-from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
+from llamasup.control.streams import (
+    MAX_PULLS,
+    MAX_PULLS_OF_ONE,
+    Stream,
+    Streams,
+    event_stream,
+    log_stream,
+    open_log,
+)
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
@@ -51,6 +60,13 @@ _log = logging.getLogger(__name__)
 class _ConfigText(msgspec.Struct):
     text: str
     version: str = ""
+
+
+class _PullRequest(msgspec.Struct):
+    """``client``: the name of the key that asked for the download with Ollama's API."""
+
+    model: str
+    client: str = ""
 
 
 class _PlanRequest(msgspec.Struct):
@@ -89,6 +105,7 @@ class Application:
         self._tasks = tasks
         self._usage = usage
         self._streams = Streams()
+        self._pulls = Streams(MAX_PULLS, "downloads", MAX_PULLS_OF_ONE)
         self._console = None if make_console is None else make_console(self._streams.wake)
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
@@ -113,6 +130,8 @@ class Application:
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
+                _post(f"{model}/remove", self._remove),
+                _post(f"{PREFIX}/pull", self._pull_model),
                 _post(f"{PREFIX}/reload", self._reload),
                 _get(f"{PREFIX}/upgrade", self._show_upgrade),
                 _post(f"{PREFIX}/upgrade", self._upgrade),
@@ -127,6 +146,7 @@ class Application:
     def end(self) -> None:
         """End the streams, and cancel the changes in the background."""
         self._streams.end()
+        self._pulls.end()
         for task in self._background:
             task.cancel()
 
@@ -241,6 +261,17 @@ class Application:
         model = request.path_params["model"]
         done = await self._execute(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
+
+    async def _remove(self, request: Request) -> Response:
+        return _json(await self._control_target.remove(request.path_params["model"]))
+
+    async def _pull_model(self, request: Request) -> Response:
+        asked = await read_body(request, _PullRequest)
+        fetch = self._control_target.pull(asked.model)
+        pulls = self._pulls
+        pulls.enter(asked.client)
+        frames = pull_stream(fetch, pulls, self._tasks)
+        return Stream(pulls, frames, "text/event-stream", client=asked.client)
 
     async def _cancel_request(self, request: Request) -> Response:
         return _json(self._requests.shown_cancel(request.path_params["id"]))

@@ -37,6 +37,9 @@ __all__ = [
 MAX_WAITING = 256
 # Each is a connection and a queue; a client that needs more forgets to close them.
 MAX_STREAMS = 64
+# Of downloads, which any key may ask for: they must leave the streams above to operators.
+MAX_PULLS = 32
+MAX_PULLS_OF_ONE = 4
 # Half of the usual idle limit of proxies and load balancers.
 KEEPALIVE_S = 15.0
 # For new lines of a followed log; one stat() each.
@@ -51,11 +54,16 @@ class TooManyStreams(Conflict):
 
 
 class Streams:
-    """All open streams."""
+    """All open streams of one kind: at most ``most``, and ``most_of_one`` of each client with a name."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, most: int = MAX_STREAMS, what: str = "streams of events and logs", most_of_one: int = 0
+    ) -> None:
         self.ended = False
-        self._open = 0
+        self._most = most
+        self._most_of_one = most_of_one
+        self._what = what
+        self._clients: list[str] = []  # one entry for each open stream
         self._wakes: set[asyncio.Event] = set()
 
     def end(self) -> None:
@@ -68,17 +76,21 @@ class Streams:
         for wake in self._wakes:
             wake.set()
 
-    def enter(self) -> None:
+    def enter(self, client: str = "") -> None:
         """Raises TooManyStreams. ``Stream`` calls ``leave``."""
-        if self._open >= MAX_STREAMS:
+        if len(self._clients) >= self._most:
             raise TooManyStreams(
-                f"{MAX_STREAMS} streams of events and logs are open, which is the maximum.",
+                f"{self._most} {self._what} are open, which is the maximum.", remedy="Close unused ones."
+            )
+        if client and self._clients.count(client) >= self._most_of_one:
+            raise TooManyStreams(
+                f"{self._most_of_one} {self._what} of this key are open, which is the maximum of one key.",
                 remedy="Close unused ones.",
             )
-        self._open += 1
+        self._clients.append(client)
 
-    def leave(self) -> None:
-        self._open -= 1
+    def leave(self, client: str) -> None:
+        self._clients.remove(client)
 
     @contextmanager
     def waking(self) -> Iterator[asyncio.Event]:
@@ -100,6 +112,7 @@ class Stream(StreamingResponse):
         pieces: AsyncGenerator[bytes],
         media_type: str,
         release: Callable[[], None] | None = None,
+        client: str = "",
     ) -> None:
         # No cache and no buffer (nginx) may hold it back.
         headers = {
@@ -111,6 +124,7 @@ class Stream(StreamingResponse):
         self._streams = streams
         self._pieces = pieces
         self._release = release
+        self._client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -119,7 +133,7 @@ class Stream(StreamingResponse):
             else:
                 await super().__call__(scope, receive, send)
         finally:
-            self._streams.leave()
+            self._streams.leave(self._client)
             await self._pieces.aclose()  # now, and not at garbage collection
             if self._release is not None:
                 await asyncio.to_thread(self._release)

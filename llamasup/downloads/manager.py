@@ -120,6 +120,14 @@ class Downloads:
                 self._remove(ref, download)
                 download.task.cancel()
 
+    def find(self, ref: str) -> FetchedModel | None:
+        """The model of ``ref``, if it is in one of the folders. Blocks."""
+        parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
+        if parsed is None:
+            return None
+        folders = (self._settings.folder, *self._settings.others)
+        return next(filter(None, (downloaded(parsed, folder) for folder in folders)), None)
+
     async def aclose(self) -> None:
         """End all downloads, and wait for that."""
         for task in self._tasks:
@@ -150,7 +158,7 @@ class Downloads:
             del self._running[ref]
 
     async def _fetch(self, ref: str, listeners: list[Listener]) -> FetchedModel:
-        found = await asyncio.to_thread(self._find_downloaded, ref)
+        found = await asyncio.to_thread(self.find, ref)
         if found is not None:
             return found
         command = own_command("llamasup")
@@ -175,13 +183,6 @@ class Downloads:
                     return await self._outcome(ref, events, listeners)
             finally:
                 await _terminate(child)
-
-    def _find_downloaded(self, ref: str) -> FetchedModel | None:
-        parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
-        if parsed is None:
-            return None
-        folders = (self._settings.folder, *self._settings.others)
-        return next(filter(None, (downloaded(parsed, folder) for folder in folders)), None)
 
     async def _outcome(
         self, ref: str, events: AsyncIterator[Mapping[str, Any]], listeners: list[Listener]

@@ -35,6 +35,7 @@ from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 __all__ = [
     "FoundRuntime",
     "Runtime",
+    "build_at",
     "find_runtime",
     "library_folder",
     "list_devices",
@@ -197,10 +198,10 @@ def _environment_digest(candidate: Candidate, environ: Mapping[str, str]) -> str
     if candidate.kind == "embedded":
         seen += _file_stamps(Path(__file__).parent.parent / "embedded", lambda name: True)
     else:
-        seen += _library_stamps(candidate)
+        seen += _library_stamps(Path(os.path.realpath(candidate.path)))
     seen += _driver_files()
     seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
-    return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return _digest(seen)
 
 
 def _build_digest(candidate: Candidate) -> str:
@@ -208,13 +209,27 @@ def _build_digest(candidate: Candidate) -> str:
     if candidate.kind == "embedded":
         return ""
     real = Path(os.path.realpath(candidate.path))
-    seen = [*_file_stamps(real.parent, lambda name: name == real.name), *_library_stamps(candidate)]
+    return _digest([*_file_stamps(real.parent, lambda name: name == real.name), *_library_stamps(real)])
+
+
+def build_at(path: str) -> tuple[str, str] | None:
+    """The program that ``path`` points to, and a digest of it and its libraries; None: no file."""
+    real = Path(os.path.realpath(path))
+    try:
+        status = real.stat()
+    except OSError:
+        return None
+    seen = [("", status.st_size), ("", status.st_mtime_ns), ("", status.st_mode), *_library_stamps(real)]
+    return str(real), _digest(seen)
+
+
+def _digest(seen: object) -> str:
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _library_stamps(candidate: Candidate) -> list[tuple[str, int]]:
+def _library_stamps(real: Path) -> list[tuple[str, int]]:
     """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
-    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, native.is_library)
+    return _file_stamps(real.parent, native.is_library)
 
 
 def _driver_files() -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ ConfigInvalid; an invalid file becomes a ``Problem`` and affects no other model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct, field, structs
@@ -70,6 +70,17 @@ class Registry(Struct, frozen=True):
         """``find`` without the search for similar names."""
         found = self._index.resolve(name)
         return self.specs[found[0]] if len(found) == 1 else None
+
+    def without(self, ids: Collection[str]) -> Registry:
+        """The registry without these models."""
+        names = {name: id_ for name, id_ in self.names.items() if id_ not in ids}
+        return structs.replace(
+            self,
+            specs=MappingProxyType({id_: spec for id_, spec in self.specs.items() if id_ not in ids}),
+            names=MappingProxyType(names),
+            default=None if self.default in ids else self.default,
+            _index=NameIndex(names),
+        )
 
 
 def build(

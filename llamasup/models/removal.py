@@ -6,8 +6,11 @@ Touches no file outside of the folder (X10).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence, Set
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,7 +26,12 @@ from llamasup.models.folder import list_models
 from llamasup.models.found import FoundModel
 from llamasup.system.text import printable
 
-__all__ = ["Removal", "remove", "to_remove"]
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = ["Removal", "entries_of", "refuse_loaded", "remove", "to_remove"]
+
+_MAX_LINKS = 40  # as Linux follows
 
 
 class Removal(Struct, frozen=True):
@@ -39,6 +47,11 @@ class Removal(Struct, frozen=True):
     def downloads(self) -> tuple[Path, ...]:
         """The unfinished downloads among the leftovers."""
         return tuple(path for path in self.leftovers if path.name.endswith(".part"))
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """The entries of folders that are removed."""
+        return frozenset(str(_resolved(path)) for path in self.files)
 
     @property
     def size_bytes(self) -> int:
@@ -77,18 +90,38 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
             return _only_leftovers(name, ref, folder)
         parts = found.parts
     else:
-        part = split_name(first.name)
-        parts = (first,)
-        if part is not None:
-            number = int(part.first.removesuffix(".gguf")[-5:])
-            parts = tuple(split_paths(first.with_name(part.first), number))
-            if first not in parts:  # part 3 of 2
-                parts = (first,)
+        parts = _parts_of(first)
     parts = tuple(file for file in parts if file.is_symlink() or file.exists())
     for file in parts:
         _refuse_outside(file, folder)
     files = (*parts, *_projector_going_with(parts, folder, going))
     return Removal(name, files, tuple(leftover for file in files for leftover in leftovers_of(file)))
+
+
+def _parts_of(file: Path) -> tuple[Path, ...]:
+    """All parts of the split set that ``file`` belongs to, whether they exist or not."""
+    part = split_name(file.name)
+    if part is None:
+        return (file,)
+    number = int(part.first.removesuffix(".gguf")[-5:])
+    parts = tuple(split_paths(file.with_name(part.first), number))
+    return parts if file in parts else (file,)  # part 3 of 2
+
+
+def entries_of(path: str) -> tuple[str, ...]:
+    """The entries of folders that a load of this file reads (``file_use``). Blocks."""
+    return tuple(str(entry) for part in _parts_of(Path(path)) for entry in _links_of(part))
+
+
+def _links_of(path: Path) -> Iterator[Path]:
+    """The path with its folder resolved, and, if it is a link, where it leads."""
+    for _ in range(_MAX_LINKS):
+        path = _resolved(path)
+        yield path
+        try:
+            path = path.parent / path.readlink()
+        except OSError:  # not a link
+            return
 
 
 def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:
@@ -129,6 +162,40 @@ def _has_unfinished(folder: Path, going: Set[Path]) -> bool:
 def _resolved(path: Path) -> Path:
     """The path with its folder resolved, but not the file itself, which may be a link."""
     return path.parent.resolve() / path.name
+
+
+def refuse_loaded(removal: Removal) -> None:
+    """Raises UsageInvalid if a process of this user was started with one of the files."""
+    import psutil
+
+    files = {str(file.resolve()) for file in removal.files}
+    for process in psutil.process_iter(["cmdline"]):
+        command_line = process.info["cmdline"] or ()
+        # llama-server has the path after a flag; a program that only reads the file has it as an argument.
+        values = [value for flag, value in pairwise(command_line) if flag.startswith("-")]
+        paths = (path for value in values for path in (value, *_adapters(value)))
+        models = [path for path in paths if path.lower().endswith(".gguf")]
+        if models and not files.isdisjoint(_real_paths(models, process)):
+            raise UsageInvalid(
+                f"{printable(removal.name)} is loaded by process {process.pid}.",
+                remedy="Unload it first (llamasup unload MODEL), or stop that process.",
+            )
+
+
+def _adapters(value: str) -> list[str]:
+    """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
+    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
+
+
+def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
+    """The paths, relative to the working directory of ``process``."""
+    import psutil
+
+    try:
+        folder = process.cwd()
+    except psutil.Error:  # another user's process, or an ended one
+        folder = "/"
+    return (os.path.realpath(os.path.join(folder, path)) for path in paths)  # noqa: PTH118 - text, as given
 
 
 def remove(removal: Removal, folder: Path) -> None:

@@ -58,6 +58,7 @@ class AccessRecord(msgspec.Struct):
     n_ctx: int | None
     replayed: bool
     continued: bool
+    repaired: str | None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -97,6 +98,7 @@ def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
         record.n_ctx,
         record.replayed,
         record.continued,
+        record.repaired or None,
     )
 
 

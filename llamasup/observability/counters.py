@@ -50,8 +50,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
     forwarded; ``waited_s`` is the part of it spent waiting for a
     generation. ``replayed``: it was sent again after its first generation ended; ``continued``: to continue
-    its stream. ``client`` is the name of its key, or the client's address; ``trace_id`` that of its
-    ``traceparent``; ``parent_id`` the client's span, and ``parent_sampled``: the client exports it.
+    its stream. ``repaired``: what llamasup repaired, separated by commas. ``client`` is the name of its key,
+    or the client's address; ``trace_id`` that of its ``traceparent``; ``parent_id`` the client's span, and
+    ``parent_sampled``: the client exports it.
     ``bytes_in`` and ``bytes_out`` count bodies.
     ``context``: how the size of the context affected the answer (http/context_end.py), with
     ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
@@ -89,6 +90,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     slot_s: float = 0.0
     tokens_estimated: int = 0
     continued: bool = False
+    repaired: str = ""
 
 
 class HeldSlots(msgspec.Struct, frozen=True):
@@ -204,7 +206,9 @@ class Metrics:
         self.continued[model, result] = self.continued.get((model, result), 0) + 1
 
     def count_repaired(self, model: str, what: str) -> None:
-        """Count a request that was repaired before it was sent. ``what``: ``arguments``."""
+        """Count a request that was repaired before it was sent (``what``: ``arguments``), or that was sent a
+        second time (a ``Fault``; with ``_failed`` if that did not help).
+        """
         self.repaired[model, what] = self.repaired.get((model, what), 0) + 1
 
     def observe_load(self, model: str, seconds: float) -> None:

@@ -143,7 +143,10 @@ class _OwnMetrics(Collector):
         yield _counter(
             "llamasup_repaired_requests",
             "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
-            "had malformed arguments.",
+            "had malformed arguments. `tool_call`, `json`: llamasup asked for a second answer, because the "
+            "first one did not match the format of the tool calls, or its JSON schema. `tool_call_failed`, "
+            "`json_failed`: the second one was no better. `schema_ignored`: llama-server had ignored the "
+            "schema; the client got 400.",
             ("model", "what"),
             metrics.repaired,
         )

@@ -15,21 +15,28 @@ from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.heads import HttpError, response, status_line
 from llamasup.models.spec import KeepResult
 from llamasup.ollama.answers import BrokenAnswer, Lines, Times, error_line, error_text, status_of_error, whole
+from llamasup.ollama.events import EVENT, Events
 from llamasup.ollama.fields import Refused
 from llamasup.ollama.requests import Features, OllamaRequest, check_features
 from llamasup.proxy.translation import Answered, ResponseForm
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["JSON", "Answer", "Keep", "Served", "context_error", "created_at", "error_response", "sentence_of"]
+__all__ = [
+    "JSON",
+    "Answer",
+    "Keep",
+    "Served",
+    "context_error",
+    "created_at",
+    "error_response",
+    "sentence_of",
+    "stream_head",
+]
 
 MAX_BYTES: Final = 128 << 20
 """Of an answer that is held until it is complete: the embeddings of some thousand texts. Its translation
 takes up to four times as much memory for a moment, which ``Bodies`` does not count."""
 
-MAX_EVENT: Final = 4 << 20
-"""Bytes of an event; those of llama-server (b11434) have some KiB, with 20 alternatives for a token."""
-
-_EVENT: Final = b"data: "
 JSON: Final = b"Content-Type: application/json; charset=utf-8\r\n"
 _NDJSON: Final = b"Content-Type: application/x-ndjson\r\n"
 
@@ -86,18 +93,26 @@ def error_response(error: HttpError, lines: bytes, *, method: bytes, close: bool
     return response(error.status, body, *more, method=method, close=close, json=False)
 
 
+def stream_head(form: ResponseForm) -> bytes:
+    """The head of a response whose body has lines of JSON."""
+    framing = b"" if form.http_1_0 else b"Transfer-Encoding: chunked\r\n"
+    end = b"Connection: close\r\n\r\n" if form.close or form.http_1_0 else b"\r\n"
+    return b"".join((status_line(200), _NDJSON, framing, form.lines, end))
+
+
 class Answer:
     """A ``Translation``. ``received_at``: when the request arrived (monotonic)."""
 
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_end",
+        "_events",
         "_failed",
         "_form",
         "_lines",
         "_received_at",
         "_request",
-        "_rest",
         "_served",
         "_status",
         "_write",
@@ -112,8 +127,9 @@ class Answer:
         self._status = 0
         self._form = ResponseForm(b"")
         self._write: Callable[[bytes], None] = _write_nothing
+        self._end: Callable[[], None] = _end_nothing
         self._lines: Lines | None = None
-        self._rest = bytearray()  # the beginning of an event
+        self._events = Events()
         self._failed = False  # the stream has ended with an error
         self._body: list[bytes] = []  # of an answer that is held
         self._body_bytes = 0
@@ -149,15 +165,14 @@ class Answer:
         *,
         is_chunked: bool,
         streams_events: bool,
+        end: Callable[[], None],
     ) -> Callable[[bytes], None]:
-        self._form, self._status, self._write = form, status, write
+        self._form, self._status, self._write, self._end = form, status, write, end
         take = self._hold
         if streams_events and status == 200:
             take = self._translate
             self._lines = Lines(self._request)
-            framing = b"" if form.http_1_0 else b"Transfer-Encoding: chunked\r\n"
-            end = b"Connection: close\r\n\r\n" if form.close or form.http_1_0 else b"\r\n"
-            write(b"".join((status_line(200), _NDJSON, framing, form.lines, end)))
+            write(stream_head(form))
             self.has_begun = True
         return Dechunker(take).write if is_chunked else take
 
@@ -173,9 +188,9 @@ class Answer:
             self._write(LAST_CHUNK)
         return Answered(200)
 
-    def fail(self, error: HttpError) -> None:
+    def fail(self, error: bytes) -> None:
         if not self._failed:
-            self._send(error_line(sentence_of(error)))
+            self._send(error_line(error_text(error)))
 
     # --- a stream
 
@@ -188,30 +203,16 @@ class Answer:
         now = created_at()
         found = b""
         try:
-            for event in self._complete(data).split(b"\n\n"):
-                if event.startswith(_EVENT):
+            for event in self._events.complete(data).split(b"\n\n"):
+                if event.startswith(EVENT):
                     found += lines.add(event[6:], now)
         except BrokenAnswer as error:
             self._failed = True
             found += error_line(str(error))
         if found:
             self._send(found)
-
-    def _complete(self, data: bytes) -> bytes:
-        """The events that are complete now. Raises BrokenAnswer."""
-        rest = self._rest
-        if not rest and data.endswith(b"\n\n"):
-            return data
-        searched = max(0, len(rest) - 1)
-        rest += data
-        end = rest.rfind(b"\n\n", searched) + 2
-        if end == 1:  # not found
-            if len(rest) > MAX_EVENT:
-                raise BrokenAnswer(f"llama-server sent an event of more than {MAX_EVENT} bytes")
-            return b""
-        complete = bytes(rest[:end])
-        del rest[:end]
-        return complete
+        if self._failed:
+            self._end()
 
     def _send_last(self, lines: Lines, times: Times) -> None:
         try:
@@ -253,4 +254,8 @@ class Answer:
 
 
 def _write_nothing(_data: bytes) -> None:
+    raise AssertionError("the answer has not begun")
+
+
+def _end_nothing() -> None:
     raise AssertionError("the answer has not begun")

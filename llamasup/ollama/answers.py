@@ -160,7 +160,9 @@ def error_text(body: bytes) -> str:
     except _UNREADABLE:
         return "llama-server failed"
     sentence = error.message or error.type or "llama-server failed"
-    return f"{sentence}: {error.remedy}" if error.remedy else sentence
+    if not error.remedy:
+        return sentence
+    return f"{sentence}{'' if sentence.endswith('.') else ':'} {error.remedy}"
 
 
 def status_of_error(status: int, sentence: str) -> int:

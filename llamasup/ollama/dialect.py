@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +22,8 @@ from llamasup.http.routes import Work, route_of
 from llamasup.models.access import ResolvedModel, may_use, unfit_model
 from llamasup.ollama.answer import JSON, Answer, Keep, Served, context_error, created_at, error_response
 from llamasup.ollama.answers import error_line, loaded
-from llamasup.ollama.fields import Refused, boolean, decoded
+from llamasup.ollama.fields import Refused, boolean, decoded, refusal
+from llamasup.ollama.files import FilesAnswer
 from llamasup.ollama.listing import ListedModel, features_of, read_list, read_one, running, shown, tags
 from llamasup.ollama.names import spellings
 from llamasup.ollama.requests import PATHS, Features, OllamaRequest, model_of, read_request
@@ -39,14 +41,14 @@ VERSION: Final = "0.30.0"
 _RUNNING: Final = LocalAnswer(b"Ollama is running", lines=b"Content-Type: text/plain; charset=utf-8\r\n")
 _READS: Final = (b"GET", b"HEAD")
 _POST: Final = (b"POST",)
+_DELETE: Final = (b"DELETE",)
+_CONTROL: Final = b"/llamasup/v1/"
 _LOADED: Final = "loaded"
 
 _NOT_HERE: Final[Mapping[bytes, str]] = {
     b"/api/create": "llamasup makes no models: name a file, a repository or an alias in its config",
     b"/api/copy": "llamasup copies no models: give the model an alias in its config",
     b"/api/push": "llamasup uploads no models",
-    b"/api/pull": "llamasup downloads no models over Ollama's API: run `llamasup pull NAME` on its machine",
-    b"/api/delete": "llamasup deletes no models over Ollama's API: run `llamasup rm NAME` on its machine",
 }
 _BLOBS: Final = b"/api/blobs/"
 
@@ -171,7 +173,7 @@ class OllamaDialect:
 
     # --- requests that llamasup answers
 
-    def _answer(self, request: Request, backend: Backend) -> HttpError | LocalAnswer:
+    def _answer(self, request: Request, backend: Backend) -> HttpError | LocalAnswer | None:
         head = request.head
         match head.path:
             case b"/":
@@ -190,6 +192,13 @@ class OllamaDialect:
             case b"/api/show":
                 _require(head, _POST)
                 return self._show(request, backend)
+            case b"/api/pull":
+                _require(head, _POST)
+                self._pull(request, backend)
+                return None
+            case b"/api/delete":
+                _require(head, _DELETE)
+                return self._delete(request, backend)
             case path:
                 sentence = _NOT_HERE.get(path)
                 if path.startswith(_BLOBS):
@@ -207,6 +216,45 @@ class OllamaDialect:
         boolean(fields, "verbose")  # the tokens of a vocabulary are never shown
         route = self._route(request, backend, model_of(fields))
         return LocalAnswer(shown(read_one(self._list_models().one(route.model.id))))
+
+    # --- requests that the control API carries out
+
+    def _pull(self, request: Request, backend: Backend) -> None:
+        """Downloads only what a request for the model would, so each key may ask for it that may use it."""
+        _require_plain(request.head)
+        fields = decoded(request.body)
+        if boolean(fields, "insecure"):
+            raise refusal(
+                "insecure is not supported",
+                "leave it out: downloads.private_addresses in llamasup's config allows http",
+            )
+        streams = boolean(fields, "stream", default=True)
+        name = model_of(fields)
+        if request.key is not None and request.key.models:
+            self._route(request, backend, name)
+        request.requested_model = _plain_name(name, backend)
+        request.translation = FilesAnswer(name, pulls=True, streams=streams, hides_paths=request.hides_paths)
+        client = {} if request.key is None else {"client": request.key.name}
+        request.body = msgspec.json.encode({"model": request.requested_model, **client})
+        request.head = _head_for(request.head, _CONTROL + b"pull")
+
+    def _delete(self, request: Request, backend: Backend) -> HttpError | None:
+        _require_plain(request.head)
+        name = model_of(decoded(request.body))
+        if request.key is None or not request.key.controls:
+            return HttpError(
+                403,
+                "only a key with the right `control` may delete models",
+                type="permission_error",
+                cause="key_rights",
+                remedy="use a key with rights=inference,control, or `llamasup rm` on llamasup's machine",
+            )
+        request.requested_model = _plain_name(name, backend)
+        request.translation = FilesAnswer(name, pulls=False, streams=False, hides_paths=False)
+        request.body = b"{}"
+        name = quote(request.requested_model, safe="")
+        request.head = _head_for(request.head, b"%bmodels/%b/remove" % (_CONTROL, name.encode()))
+        return None
 
     def _route(self, request: Request, backend: Backend, name: str) -> ModelRoute:
         """The route to a model that the request may use. Raises Refused."""
@@ -233,8 +281,18 @@ def _served_name(name: str, backend: Backend) -> str:
     return name.removesuffix(":latest")
 
 
+def _plain_name(name: str, backend: Backend) -> str:
+    """The served name, without ``:latest`` unless that names another model."""
+    served = _served_name(name, backend)
+    plain = served.removesuffix(":latest")
+    found, other = backend.resolve(served), backend.resolve(plain)
+    if isinstance(found, Unavailable) or isinstance(other, Unavailable) or found.model.id != other.model.id:
+        return served
+    return plain
+
+
 def _head_for(head: Head, path: bytes) -> Head:
-    """The head of the same client's request to llama-server's ``path``. Logs have the path of the client."""
+    """The head of the same client's POST to ``path``. Logs have the path of the client."""
     _, _, lines = head.opening.partition(b"\r\n")
     route = route_of(path)
     return replace(

@@ -135,7 +135,11 @@ def shown(model: ListedModel) -> bytes:
     """``POST /api/show``: one model."""
     own, meta = model.llamasup, model.meta
     family = own.family or ""
-    info: dict[str, Any] = {"general.architecture": family, "general.parameter_count": meta.n_params}
+    info: dict[str, Any] = {
+        "general.architecture": family,
+        "general.basename": model.id,  # VS Code Copilot shows it as the name
+        "general.parameter_count": meta.n_params,
+    }
     if family:
         info |= {
             f"{family}.context_length": meta.n_ctx_train,

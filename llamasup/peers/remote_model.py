@@ -22,6 +22,7 @@ from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permi
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
+from llamasup.repair.kinds import NO_REPAIRS
 
 __all__ = ["NodeAddress", "RemoteModel"]
 
@@ -41,7 +42,7 @@ class RemoteModel:
     ``on_idle`` is called each time the last request of a node ends.
     """
 
-    repairs_tool_calls: Final = False
+    repairs: Final = NO_REPAIRS
     """Its nodes decide that."""
 
     def __init__(

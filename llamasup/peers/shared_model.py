@@ -9,6 +9,7 @@ from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import Repairs
 
 __all__ = ["SharedModel"]
 
@@ -28,9 +29,9 @@ class SharedModel:
         return self._of(self._choice()).queue
 
     @property
-    def repairs_tool_calls(self) -> bool:
+    def repairs(self) -> Repairs:
         """Also for requests that go to another node first, which may come back."""
-        return self.here.repairs_tool_calls
+        return self.here.repairs
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         choice = self.last = self._choice()

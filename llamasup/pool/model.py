@@ -28,6 +28,7 @@ from llamasup.pool.model_states import (
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.pool.why.recording import LoadedBy
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import repairs_of
 from llamasup.supervision.backoff import HALF_OPEN_S
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -51,7 +52,7 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
     options, started = spec.options, started or spec
     own = {name: getattr(options, name) for name in _OWN_LIMITS} | {"warm_up": started.options.warm_up}
     if options.repair is not None:
-        own["repairs_tool_calls"] = options.repair == "tools"
+        own["repairs"] = repairs_of(options.repair)
     changed = {name: value for name, value in own.items() if value is not None}
     if spec.stay.by_command:
         return replace(base, **changed)
@@ -168,6 +169,11 @@ class ManagedModel:
     @property
     def wanted(self) -> bool:
         return bool(self.load_waiters) or self.queued > 0 or self.pending_demand is not None
+
+    def is_used(self, own: int = 0) -> bool:
+        """Whether more requests than ``own``, or a ``load`` command, use it or wait for it."""
+        served = self.served
+        return served.in_flight > own or len(served.queue) > 0 or bool(self.load_waiters)
 
     @property
     def is_outdated(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from llamasup.errors import BuildRefused, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
+from llamasup.errors import BuildUnproven, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.planning.memory.shares import remaining
@@ -331,8 +331,7 @@ class Pool:
         stay = managed.spec.stay
         if stay.pin or stay.by_command:
             return "fixed"
-        served = managed.served
-        if ttl_s == 0 and (served.in_flight > own or len(served.queue) or managed.load_waiters):
+        if ttl_s == 0 and managed.is_used(own):
             return "in_use"
         if managed.kept_s != ttl_s:
             managed.kept_s = ttl_s
@@ -580,7 +579,7 @@ class Pool:
                 lacks = any(kind == "memory" and name in sized.needs for kind, name in why.lack)
                 if lacks and not why.idle_models_suffice:
                     purpose = f"for {id_!r}" if id_ else "to stay within the budget"
-                    needed = BuildRefused(
+                    needed = BuildUnproven(
                         f"The memory of the proof with {managed.spec.id!r} was needed {purpose}.",
                         remedy="Try again when there are fewer requests.",
                     )

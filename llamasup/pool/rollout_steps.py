@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llamasup.errors import BuildRefused, DoesNotFit, LlamasupError
+from llamasup.errors import BuildUnproven, DoesNotFit, LlamasupError
 from llamasup.pool.model_states import (
     Admit,
     Announce,
@@ -142,8 +142,8 @@ def promote(model: Model, event: ProcessesServing) -> Outcome:
     return proving, (Prove(event.id, model.old.id),)
 
 
-def _nothing_to_compare(model: Model) -> BuildRefused:
-    return BuildRefused(
+def _nothing_to_compare(model: Model) -> BuildUnproven:
+    return BuildUnproven(
         f"The new build cannot prove itself with {model.spec.id!r}: the running processes have ended.",
         remedy="Try again later.",
     )

@@ -14,6 +14,7 @@ from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import Repairs
 
 __all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualRoute", "is_virtual"]
 
@@ -39,8 +40,8 @@ class ServedModel(Protocol):
         ...
 
     @property
-    def repairs_tool_calls(self) -> bool:
-        """Whether malformed tool calls in a conversation are repaired before it is sent (``repair/``)."""
+    def repairs(self) -> Repairs:
+        """What is repaired in requests and answers (``repair/``); ``NO_REPAIRS`` itself if nothing is."""
         ...
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:

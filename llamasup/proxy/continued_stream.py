@@ -32,7 +32,9 @@ class ContinuedStream:
         "_on_failure",
         "_recording",
         "_repeats",
+        "_request",
         "_rest",
+        "_write",
         "first_byte_at",
         "opening",
         "sent_at",
@@ -45,6 +47,8 @@ class ContinuedStream:
         self.sent_at = sent_at
         self.first_byte_at = first_byte_at
         self.opening = b""
+        self._request = request
+        self._write: Callable[[bytes], None] = downstream.send
         self._rest = KeepaliveStream(downstream, request, has_head=True)
         self._failed: HttpError | None = None
         self._on_failure: Callable[[HttpError], None] | None = None
@@ -63,6 +67,7 @@ class ContinuedStream:
         return self._recording.tail
 
     def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        self._write = write
         self._recording.begin(write)
         return self._recording.relay
 
@@ -96,7 +101,7 @@ class ContinuedStream:
         if not is_stream or framing is None or not framing.startswith(b"Transfer"):
             return self._rest.join(is_stream=False, framing=framing)
         try:
-            self._recording.begin(self._rest.join(is_stream=True, framing=framing), repeats=self._repeats)
+            self._recording.begin(self._write, repeats=self._repeats)
         except NotContinued as reason:
             self._fail_because(reason)
         return self._relay
@@ -122,7 +127,11 @@ class ContinuedStream:
         return error
 
     def fail(self, error: bytes) -> None:
-        self._rest.fail(error)
+        if self._request.translation is None:
+            self._rest.fail(error)
+        else:
+            self._request.keep_alive = False
+            self._request.translation.fail(error)
 
 
 def _not_continued(reason: NotContinued) -> HttpError:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -34,6 +34,10 @@ from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
 
+if TYPE_CHECKING:
+    from llamasup.proxy.second_try import AnswerHead, HeldAnswer, SecondTry
+    from llamasup.repair.answers import Fault
+
 __all__ = ["Exchange"]
 
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
@@ -44,6 +48,13 @@ _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 # Of another node: its queue is full, it stops or cannot serve the model now; or our key is wrong.
 _NODE_REFUSALS = (401, 429, 503)
+_SCHEMA_IGNORED = HttpError(
+    400,
+    "llama-server has ignored the JSON schema, because it cannot use it",
+    cause="schema_ignored",
+    remedy="remove keywords such as not, oneOf and uniqueItems from it, or ask /v1/chat/completions",
+)
+_TOO_LARGE = HttpError(502, "the second answer is too large to check it")  # the client gets the first one
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
@@ -79,6 +90,7 @@ class Exchange(Struct, eq=False):
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
     _not_continued: str | None = None  # why the answer is not continued
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
+    _lease_over: bool = False  # the lease has ended before the answer
     upload: Upload | None = None  # while the body of the request is forwarded
     over: bool = False
     answered: bool = False  # a byte of the response has arrived
@@ -107,7 +119,10 @@ class Exchange(Struct, eq=False):
     def connected(self, upstream: Upstream) -> None:
         """Send the request with a new head: our framing, and the child's own key (X5, X9)."""
         self._upstream = upstream
-        self.sent_at = self._request_sent_at = monotonic()
+        self._request_sent_at = monotonic()
+        second_try = self._request.second_try
+        if second_try is None or not second_try.runs:
+            self.sent_at = self._request_sent_at
         request, api_key = self._request, self._lease.endpoint.api_key
         head, body = request.head, request.body
         opening = head.opening
@@ -140,8 +155,11 @@ class Exchange(Struct, eq=False):
     def is_replayable(self) -> bool:
         return self._request.replayable and self._request.head.route.repeats
 
-    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+    def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
         if upstream.status >= 400 and self._lease.endpoint.node is not None and self._node_refused(upstream):
+            return
+        second_try = self._request.second_try
+        if second_try is not None and self._holds(second_try, upstream, framing, body):
             return
         self.first_byte_at = monotonic()
         self.status = upstream.status
@@ -164,6 +182,8 @@ class Exchange(Struct, eq=False):
             self._write(body)
         elif request.translation is not None:
             self._write = self._translated(request.translation, upstream, framing)
+            if kept is not None:
+                self._write = kept.first(self._write)
             self._write(body)
         elif kept is None:
             self._write_head(upstream, framing, body)
@@ -183,6 +203,115 @@ class Exchange(Struct, eq=False):
         if downstream.paused:
             upstream.pause()
 
+    # --- a second attempt
+
+    @property
+    def _asks_again(self) -> bool:
+        """Whether this is the second attempt, and the client has received nothing of its answer."""
+        second_try = self._request.second_try
+        return second_try is not None and second_try.runs
+
+    def _holds(self, second_try: SecondTry, upstream: AnswerHead, framing: bytes | None, body: bytes) -> bool:
+        """Hold an answer that may have to be requested a second time. A node decides that itself."""
+        second_try.held = None  # of a server that has ended
+        if self._lease.endpoint.node is not None or self.upload is not None:
+            return False
+        if second_try.hold(upstream, framing, body):
+            self.bytes_out = len(body)
+            self._tail = deque((body,))
+            self._write = self._hold_more
+            return True
+        if second_try.runs:
+            self._take_second(second_try)
+        return False
+
+    def _hold_more(self, _data: bytes) -> None:
+        """More of a held answer has arrived. A first one that is too large is forwarded as it comes."""
+        second_try, upstream = self._request.second_try, self._upstream
+        assert second_try is not None
+        assert upstream is not None
+        if not second_try.is_too_large(self.bytes_out):
+            return
+        if second_try.runs:
+            asyncio.get_running_loop().call_soon(self._fail_unless_over, _TOO_LARGE)
+            return
+        assert second_try.held is not None
+        framing, second_try.is_over = second_try.held.framing, True
+        self.begin(upstream, framing, b"".join(self._tail))
+
+    def _asked_again(self, second_try: SecondTry) -> bool:
+        """A held answer is complete: send the request again, or give the client its answer."""
+        endpoint = self._lease.endpoint
+        self._upstream = None  # it has gone back to its pool: a slow client must not pause it
+        answer = second_try.complete(self._tail)
+        if second_try.first is None:
+            fault = second_try.fault_of(answer)
+            if fault is not None and not fault.may_change:
+                self._refuse_schema(second_try, answer, fault)
+                return True
+            stops = endpoint.closed or self._downstream.proxy.draining
+            if fault is not None and not stops and self._send_again(second_try, answer, fault):
+                return True
+            second_try.is_over = True
+        elif second_try.is_good(answer):
+            self._take_second(second_try)
+        else:
+            endpoint.count_answer(answer.status, infers=True)
+            answer = self._take_first(second_try, answer)
+        self.begin(answer, answer.framing, answer.body)
+        return False
+
+    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> bool:
+        """Send the request again, with the same lease: it has its permit until the end. False: its body does
+        not allow it.
+        """
+        request = self._request
+        second = second_try.again(answer, fault, request.body, request.id)
+        if second is None:
+            return False
+        request.body = second
+        self._tail, self._write = (), _write_nothing
+        self.answered = self._retried = False
+        self.bytes_out = 0
+        pool = self._downstream.proxy.pool_of(self._lease.endpoint)
+        upstream = pool.take(monotonic())
+        if upstream is not None:
+            self.connected(upstream)
+        else:
+            pool.connect(self)
+        return True
+
+    def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
+        self._lease.endpoint.count_answer(answer.status, infers=True)
+        second_try.give_up(answer)
+        self._request.mark_unrepaired(fault.value)
+        self._downstream.proxy.metrics.count_repaired(self._counted_as, fault.value)
+        self._fail(_SCHEMA_IGNORED, "upstream_failed")
+
+    def _take_second(self, second_try: SecondTry) -> None:
+        """The second answer is for the client."""
+        assert second_try.first is not None
+        second_try.is_over = True
+        self._lease.endpoint.count_answer(second_try.first.status, infers=True)
+        self._request.mark_repaired(second_try.what)
+        self._downstream.proxy.metrics.count_repaired(self._counted_as, second_try.what)
+
+    def _take_first(self, second_try: SecondTry, second: HeldAnswer | None = None) -> HeldAnswer:
+        what = f"{second_try.what}_failed"
+        self._request.mark_unrepaired(what)
+        self._downstream.proxy.metrics.count_repaired(self._counted_as, what)
+        return second_try.give_first(second)
+
+    def _answer_first(self) -> None:
+        """End the second attempt before its answer, and give the client the first one."""
+        second_try = self._request.second_try
+        assert second_try is not None
+        self._release(abort=True)
+        self.over, self._lease_over = False, True
+        first = self._take_first(second_try)
+        self.begin(first, first.framing, first.body)
+        self.finished()
+
     def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
         """What keeps this stream so that it can be continued; None: it is not."""
         request, route = self._request, self._request.model_route
@@ -191,7 +320,7 @@ class Exchange(Struct, eq=False):
             repeats = self._lease.endpoint.repeats_begun_message
             stream.expect(repeats=repeats, fail=self._continues_wrongly)
             return stream
-        if route is None or request.translation is not None or not route.served.queue.continues_streams:
+        if route is None or not route.served.queue.continues_streams:
             return None
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
@@ -212,7 +341,7 @@ class Exchange(Struct, eq=False):
         if not self.over:
             self._fail(error, "upstream_failed")
 
-    def _node_refused(self, upstream: Upstream) -> bool:
+    def _node_refused(self, upstream: AnswerHead) -> bool:
         """Whether this answer of another node is not for the client: another server takes the request, or
         our key for the node is wrong.
         """
@@ -238,7 +367,7 @@ class Exchange(Struct, eq=False):
         return request.needs_permit and (request.jobs > 1 or counts)
 
     def _translated(
-        self, translation: Translation, upstream: Upstream, framing: bytes | None
+        self, translation: Translation, upstream: AnswerHead, framing: bytes | None
     ) -> Callable[[bytes], None]:
         request, downstream, waiting = self._request, self._downstream, self._waiting
         form = ResponseForm(
@@ -253,9 +382,20 @@ class Exchange(Struct, eq=False):
             form,
             is_chunked=framing is not None and framing.startswith(b"Transfer"),
             streams_events=upstream.streams_events,
+            end=self._untranslatable,
         )
 
-    def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+    def _untranslatable(self) -> None:
+        """The response has ended with an error. Called while bytes of the answer are relayed."""
+        asyncio.get_running_loop().call_soon(self._end_untranslatable)
+
+    def _end_untranslatable(self) -> None:
+        if not self.over:
+            self._release(abort=True)
+            self._record("translation_failed")
+            self._downstream.close()
+
+    def _write_head(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream
         self._write = write = downstream.send
         if request.head.route.has_paths and request.hides_paths:
@@ -333,19 +473,23 @@ class Exchange(Struct, eq=False):
     def finished(self) -> None:
         if self.over:  # a node refused the request, which has gone elsewhere
             return
+        second_try = self._request.second_try
+        if second_try is not None and second_try.held is not None and self._asked_again(second_try):
+            return
         now, request, lease = monotonic(), self._request, self._lease
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
-        answered = None if request.translation is None else request.translation.finish()
-        stream = request.keepalive_stream
+        stream, translation = request.keepalive_stream, request.translation
         error = None if stream is None else stream.finish(self.status)
+        answered = None if translation is None or error is not None else translation.finish()
         self.over = True
         self._upstream = None  # it has gone back to its pool
         if self.upload is not None:
             self._end_upload(self.upload)
-        lease.release(now)
-        request.slot_s += lease.permit_s
+        if not self._lease_over:
+            lease.release(now)
+            request.slot_s += lease.permit_s
         if answered is not None:
             self._record("ok" if answered.complete else "translation_failed", answered.status, now)
             if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
@@ -421,7 +565,8 @@ class Exchange(Struct, eq=False):
 
         ``error`` is for a connection that was closed for another reason.
         """
-        if self._lease.endpoint.closed or not (self._can_answer or self._can_send_event):
+        may_wait = (self._can_answer or self._can_send_event) and not self._asks_again
+        if self._lease.endpoint.closed or not may_wait:
             self._fail(error, "upstream_failed")
             return
         self._end_error = error
@@ -508,7 +653,8 @@ class Exchange(Struct, eq=False):
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
             self._lease.release_permit()
-        if not self.status or self._downstream.paused or self.bytes_out != self._swept_bytes:
+        has_begun = self.status or self.bytes_out  # these may be held
+        if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
             self._swept_bytes = self.bytes_out
             self._progress_at = now
         elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
@@ -536,6 +682,8 @@ class Exchange(Struct, eq=False):
         request, endpoint = self._request, self._lease.endpoint
         if not request.replayable or (self.status and (refused or request.kept_stream is None)):
             return False
+        if self._asks_again:
+            return False  # the client gets the first answer
         downstream = self._downstream
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
@@ -613,6 +761,9 @@ class Exchange(Struct, eq=False):
         request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
+        if self._asks_again and outcome != "cancelled":
+            self._answer_first()
+            return
         if self._not_continued is not None:
             error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
         can_send_event = self._can_send_event
@@ -623,7 +774,7 @@ class Exchange(Struct, eq=False):
             return
         self._record(outcome)
         if self._request.translation is not None:
-            self._request.translation.fail(error)
+            self._request.translation.fail(error_body(error))
             self._downstream.close()
         elif can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that
@@ -659,6 +810,7 @@ class Exchange(Struct, eq=False):
         """``status``: the one that llamasup answered with. ``now``: the time, if it was read before; or 0."""
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         now = now or monotonic()
+        second_try = request.second_try
         received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
         stream, reads, bytes_out = request.kept_stream, self._tail, self.bytes_out
         is_continued = stream is not None and stream.is_continued
@@ -679,6 +831,10 @@ class Exchange(Struct, eq=False):
             counts_tokens = request.quota is not None and request.quota.counts_tokens
             if counts is None or request.jobs > 1 or counts_tokens:
                 self._estimate_unreported(outcome, counts)
+        if second_try is not None:
+            counts = second_try.total(counts)
+            if not self.status:
+                bytes_out = 0  # they were held
         self._downstream.proxy.record_request(
             request,
             record_of(

@@ -20,6 +20,7 @@ from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
 
 if TYPE_CHECKING:
+    from llamasup.proxy.second_try import SecondTry
     from llamasup.proxy.translation import Translation
 
 __all__ = ["UNREAD", "BegunStream", "KeptStream", "Request", "overdue", "record_of"]
@@ -124,7 +125,9 @@ class Request(msgspec.Struct, eq=False):
     body_bytes: int = 0
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
-    repaired: bytes = b""  # the header line that says what llamasup repaired in it
+    repaired: bytes = b""  # the header line that says what llamasup repaired
+    repairs: str = ""  # the same for logs, with what could not be repaired
+    second_try: SecondTry | None = None  # of a request whose answer is checked
     refusal: HttpError | None = None
     expects_continue: bool = False
     requested_model: str | None = None  # as the client wrote it
@@ -161,6 +164,14 @@ class Request(msgspec.Struct, eq=False):
     def response_lines(self) -> bytes:
         """The header lines that llamasup adds to the response."""
         return b"X-Request-Id: " + self.id + b"\r\n" + self.repaired + self.cors
+
+    def mark_repaired(self, what: str) -> None:
+        self.repairs = f"{self.repairs}, {what}" if self.repairs else what
+        self.repaired = b"X-Llamasup-Repaired: " + self.repairs.encode() + b"\r\n"
+
+    def mark_unrepaired(self, what: str) -> None:
+        """Note in the logs that its second attempt has failed, too."""
+        self.repairs = f"{self.repairs}, {what}" if self.repairs else what
 
     @property
     def client(self) -> str:
@@ -298,6 +309,7 @@ def record_of(
         slot_s=request.slot_s,
         tokens_estimated=request.unreported_tokens,
         continued=continued,
+        repaired=request.repairs,
     )
     if context is None:
         return record

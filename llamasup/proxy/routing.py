@@ -19,6 +19,7 @@ from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
 
 __all__ = [
     "FORWARDED",
@@ -113,8 +114,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return Unavailable.because(refusal)
-    if route.served.repairs_tool_calls and request.head.route.label in _CONVERSATIONS and request.body:
-        _repair(request, proxy)
+    if (repairs := route.served.repairs) is not NO_REPAIRS and request.body:
+        _repair(request, repairs, proxy)
     return route.served.lease(infers=infers, body=request.body)
 
 
@@ -132,16 +133,27 @@ def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
     return None
 
 
-def _repair(request: Request, proxy: ProxyContext) -> None:
-    """Make the tool calls of a conversation valid, which llama-server would refuse."""
-    from llamasup.repair.history import with_valid_arguments  # here, because few models ask for it
+def _repair(request: Request, repairs: Repairs, proxy: ProxyContext) -> None:
+    """Make the tool calls of a conversation valid, which llama-server would refuse, and decide which checks
+    its answer has to pass.
+    """
+    # Here, because few models ask for it.
+    from llamasup.proxy.second_try import SecondTry
+    from llamasup.repair.answers import checks_for
+    from llamasup.repair.history import with_valid_arguments
 
-    body = with_valid_arguments(request.body)
-    if body is not None:
-        request.body = body
-        request.repaired = b"X-Llamasup-Repaired: arguments\r\n"
-        assert request.model_route is not None
-        proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
+    label = request.head.route.label
+    if repairs.tool_calls and label in _CONVERSATIONS:
+        body = with_valid_arguments(request.body)
+        if body is not None:
+            request.body = body
+            request.mark_repaired("arguments")
+            assert request.model_route is not None
+            proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
+    # A batch decides itself what it requests a second time. Of several answers, most may be good.
+    if request.needs_permit and request.jobs == 1 and not request.is_batch:
+        checks = checks_for(repairs, label, request.body)
+        request.second_try = None if checks is None else SecondTry(checks)
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:

@@ -56,10 +56,12 @@ class Translation(Protocol):
         *,
         is_chunked: bool,
         streams_events: bool,
+        end: Callable[[], None],
     ) -> Callable[[bytes], None]:
         """llama-server's answer begins. Returns the function that takes its body, as framed by llama-server.
 
-        ``write`` sends to the client.
+        ``write`` sends to the client. ``end`` is called once the response has ended with an error before the
+        answer is complete: the server shall not go on.
         """
         ...
 
@@ -67,6 +69,6 @@ class Translation(Protocol):
         """The answer is complete: send what is left."""
         ...
 
-    def fail(self, error: HttpError) -> None:
-        """End a response that has begun: the connection closes after it."""
+    def fail(self, error: bytes) -> None:
+        """End a response that has begun with this error body: the connection closes after it."""
         ...

@@ -1,1 +1,3 @@
-"""Makes requests that llama-server would refuse usable, for models whose config asks for it."""
+"""Makes requests usable that llama-server would refuse, and decides which answers it requests again, for
+models whose config asks for it.
+"""

@@ -26,6 +26,7 @@ from llamasup.service.inventory import read_inventory
 from llamasup.service.many_models import Configured
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
+from llamasup.settings.sections import RuntimeChoice
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.states import Policy
 from llamasup.system.hardware.probe import hardware
@@ -54,8 +55,8 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     more_models: bool = False
     """Models besides those of the file are served."""
     runtime: str | None = None
-    watch_runtime: bool = False
-    """``runtime`` is a path. When it leads to another file, the models get this build if it proves itself."""
+    configured_runtime: RuntimeChoice = RuntimeChoice()
+    """That of the config; ``runtime`` and $LLAMASUP_RUNTIME come first."""
     fail_on_preload_error: bool = False
     """End with the error if a model cannot be preloaded."""
     membership: Callable[[], Membership] | None = None
@@ -73,7 +74,6 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
     """
     initial = config()
     http = initial.http
-    runtime = given.pop("runtime", None)
     options: dict[str, Any] = {
         "host": ",".join(initial.hosts),
         "port": initial.port,
@@ -96,13 +96,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "batches": initial.batches if initial.batches.enabled else None,
     }
     options |= given
-    return ServeOptions(
-        config=config,
-        initial_config=initial,
-        runtime=runtime or initial.runtime.path,
-        watch_runtime=initial.runtime.watch and runtime is None,
-        **options,
-    )
+    return ServeOptions(config=config, initial_config=initial, configured_runtime=initial.runtime, **options)
 
 
 class ConfigSource:
@@ -112,7 +106,13 @@ class ConfigSource:
         """Raises RuntimeMissing."""
         self._options = options
         self.environ = environ
-        self._runtime = find_runtime(_target_of(options), environ)
+        configured = options.configured_runtime
+        is_first = not (options.runtime or environ.get("LLAMASUP_RUNTIME"))
+        self.watched_runtime = configured.path if configured.watch and is_first else None
+        path = configured.path
+        if self.watched_runtime is not None and os.path.exists(self.watched_runtime):  # noqa: PTH110 - one stat
+            path = os.path.realpath(self.watched_runtime)  # it serves while the link changes
+        self._runtime = find_runtime(options.runtime, environ, path)
         # Measured before llamasup loads a model.
         self._machine = hardware()
         self._devices = devices_now(self._runtime, environ)
@@ -158,10 +158,6 @@ class ConfigSource:
                 f"The config {str(file)!r} cannot be read again: it is not a regular file.",
                 remedy="To change the config while llamasup runs, use a regular file with --config FILE.",
             )
-
-    @property
-    def watched_runtime(self) -> str | None:
-        return self._options.runtime if self._options.watch_runtime else None
 
     def use_runtime(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -239,14 +235,6 @@ class ConfigSource:
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self.environ,
         )
-
-
-def _target_of(options: ServeOptions) -> str | None:
-    """The runtime. A watched link is resolved, so that it may change while its old target still serves."""
-    runtime = options.runtime
-    if runtime is None or not options.watch_runtime or not os.path.exists(runtime):  # noqa: PTH110 - one stat
-        return runtime
-    return os.path.realpath(runtime)
 
 
 def _peers_of(config: Config) -> tuple[Peer, ...]:

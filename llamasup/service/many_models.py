@@ -40,6 +40,7 @@ from llamasup.service.inventory import (
     read_inventory,
     search_paths,
 )
+from llamasup.service.model_files import ModelFiles
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
@@ -77,7 +78,7 @@ class Configured(Struct, frozen=True):
 class Source(Protocol):
     @property
     def watched_runtime(self) -> str | None:
-        """The path of a link to llama-server whose changes are followed."""
+        """The path of a llama-server that is followed (``runtime.watch``)."""
         ...
 
     def read(self, before: Search | None = None) -> Configured:
@@ -137,14 +138,25 @@ class HostedModels:
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
         self._models: Models = self.catalog
-        self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
+        self._reload_lock = asyncio.Lock()
+        files = ModelFiles(
+            self.catalog,
+            self._downloads,
+            configured.downloads,
+            configured.options.environ,
+            lambda: self._configured.config,
+            self._reload_lock,
+            self._refresh_folders,
+        )
+        self.control_target = ConfiguredTarget(
+            owner, self.catalog, address, self._logs.path_of, self.reload, files
+        )
         self.control_target.make_upgrade = self._make_upgrade
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
         self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
         self.backend: Backend = self._virtual
         self.control_target.virtual = self._virtual
-        self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -223,8 +235,8 @@ class HostedModels:
                     tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
-                if (link := self._source.watched_runtime) is not None:
-                    tasks.create_task(self._follow_runtime(link), name="runtime")
+                if (path := self._source.watched_runtime) is not None:
+                    tasks.create_task(self._follow_runtime(path), name="runtime")
         finally:
             self._logs.close()
             await self._downloads.aclose()
@@ -378,6 +390,20 @@ class HostedModels:
         except Exception:  # a bug must not end the models
             _log.exception("reload failed; keeping the previous configuration")
 
+    async def _refresh_folders(self, before: Callable[[], None]) -> None:
+        """Apply the changes of the folders at once, without waiting for the watch. ``before`` runs right
+        before that, and if the folders cannot be read. The caller has the lock.
+        """
+        inventory: ModelInventory | None = None
+        try:
+            inventory = await asyncio.to_thread(read_inventory, self._configured.config, self._search)
+        except LlamasupError as error:
+            self._bus.publish(ConfigRejected(error))
+        finally:
+            before()
+        if inventory is not None:
+            self._apply(inventory)
+
     def _apply(
         self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
     ) -> Changes:
@@ -414,11 +440,10 @@ class HostedModels:
         else:
             self._watch_wanted.clear()
 
-    async def _follow_runtime(self, link: str) -> None:
-        from llamasup.pool.upgrade.link import follow_link  # here, to keep the start short
+    async def _follow_runtime(self, path: str) -> None:
+        from llamasup.pool.upgrade.follow import follow  # here, to keep the start short
 
-        upgrade = self.control_target.upgrades.upgrade
-        await follow_link(link, lambda: self._pool.options.runtime or "", upgrade)
+        await follow(path, lambda: self._pool.options.runtime or "", self.control_target.follow_runtime)
 
     async def _watch_folders(self) -> None:
         """Apply changes of model files. A reload restarts the watch with the new folders, and with the files

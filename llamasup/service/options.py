@@ -27,6 +27,7 @@ from llamasup.pool.starter import Starter
 from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
+from llamasup.repair.kinds import NO_REPAIRS, repairs_of
 from llamasup.settings.model import Repair
 from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS, Batches
 from llamasup.supervision.backoff import RestartPolicy
@@ -105,7 +106,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     continue_streams: bool = False
     """Continue streamed answers after the end of their llama-server (``continuation/``)."""
     repair: Repair | None = None
-    """Repair requests that llama-server would refuse (``repair/``); None: off."""
+    """Repair requests and answers (``repair/``); None: off."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
@@ -127,7 +128,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             origins=tuple(map(allowed_origin, self.origins)),
             remote_media=tuple(map(allowed_media_host, self.remote_media)),
             route_by_model=False,
-            holds_bodies=self.repair == "tools",
+            holds_bodies=repairs_of(self.repair) is not NO_REPAIRS,
             request_timeout_s=self.request_timeout_s,
             stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
         )
@@ -139,7 +140,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             max_concurrent=self.max_concurrent,
             max_queued=self.max_queued,
             continue_streams=self.continue_streams,
-            repairs_tool_calls=self.repair == "tools",
+            repairs=repairs_of(self.repair),
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,

@@ -39,7 +39,7 @@ __all__ = [
 
 FlashAttn = Literal["on", "off", "auto"]
 Profile = Literal["latency", "throughput", "memory", "plain"]
-Repair = Literal["off", "tools"]
+Repair = Literal["off", "tools", "json", "both"]
 GpuLayers = int | Literal["auto", "all"]
 
 _GGUF: Final = FilePath("the path of a .gguf file", as_text=True)
@@ -310,10 +310,11 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
         Repair | None,
         Setting(
             OneOf(get_args(Repair)),
-            "Repair requests that llama-server would refuse: earlier tool calls with malformed arguments.",
+            "Repair malformed tool calls (`tools`), JSON that does not match its schema (`json`), or `both`.",
             default="off",
             flag=Flag(
-                of_service=True, help="Repair earlier tool calls with malformed arguments in a conversation."
+                of_service=True,
+                help="Repair tool calls, or JSON that does not match its schema, or both.",
             ),
             of_name=True,
         ),

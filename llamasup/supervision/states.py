@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
@@ -88,8 +89,8 @@ class Policy(Struct, frozen=True):
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
     continue_streams: bool = False
     """Whether streamed answers are continued by the next generation."""
-    repairs_tool_calls: bool = False
-    """Whether malformed tool calls in a conversation are repaired."""
+    repairs: Repairs = NO_REPAIRS
+    """What is repaired in its requests and answers."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distribution
@@ -19,28 +19,36 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from license_texts import LicenseTexts
 from packageurl import PackageURL
 
 __all__ = ["write_inventory"]
 
 _SCHEMA = SchemaVersion.V1_6
 _HERE = Path(__file__).parent
+_CONSOLE = Path("_internal/llamasup/console/static/assets/vendor")
 # Names of the files with the texts of licenses, in lower case.
 _LICENSE_WORDS = ("license", "licence", "copying", "notice", "copyright")
 
 
-def write_inventory(folder: Path, distributions: Sequence[str], libraries: Sequence[tuple[str, str]]) -> None:
-    """Write ``licenses/`` and ``sbom.json`` into ``folder``.
+def write_inventory(
+    folder: Path,
+    distributions: Sequence[str],
+    libraries: Sequence[tuple[str, str]],
+    given_licenses: Path | None,
+) -> Sequence[str]:
+    """Write ``licenses/`` and ``sbom.json`` into ``folder``. Returns what has no text of its license.
 
     ``libraries``: the name in the bundle and the source of each shared library that comes from the system.
+    ``given_licenses``: a folder with NAME.txt for what has no text on this machine.
     """
-    licenses = folder / "licenses"
-    licenses.mkdir()
+    texts = LicenseTexts(folder / "licenses", given_licenses)
     found = [distribution(name) for name in distributions]
-    components = [_package(item, licenses) for item in found]
-    components += [_python(licenses), *(_library(name, Path(source), licenses) for name, source in libraries)]
+    components = [_package(item, texts.folder) for item in found]
+    components += [_python(texts), *(_library(name, Path(source), texts) for name, source in libraries)]
+    components += _scripts_of_console(folder / _CONSOLE, texts.folder)
     if "xllamacpp" in distributions:
-        components.append(_llama_cpp(licenses))
+        components.append(_llama_cpp(texts))
     own = distribution("llamasup")
     bom = Bom(components=[entry for entry in components if entry is not None])
     bom.metadata.component = Component(
@@ -51,11 +59,12 @@ def write_inventory(folder: Path, distributions: Sequence[str], libraries: Seque
         purl=PackageURL("pypi", name="llamasup", version=own.version),
     )
     bom.register_dependency(bom.metadata.component, bom.components)
-    shutil.copy(_HERE.parents[1] / "LICENSE", licenses / "llamasup.txt")
+    texts.add("llamasup", [_HERE.parents[1] / "LICENSE"])
     text = make_outputter(bom, OutputFormat.JSON, _SCHEMA).output_as_string(indent=1)
     if (problem := JsonStrictValidator(_SCHEMA).validate_str(text)) is not None:
         raise ValueError(f"The SBOM is invalid: {problem}")
     (folder / "sbom.json").write_text(text + "\n", "utf-8")
+    return texts.missing
 
 
 def _package(found: Distribution, licenses: Path) -> Component:
@@ -95,12 +104,10 @@ def _license_name(found: Distribution) -> str:
     return next((name.splitlines()[0] for name in names if name and name != "UNKNOWN"), "unknown")
 
 
-def _python(licenses: Path) -> Component:
+def _python(texts: LicenseTexts) -> Component:
     version = platform.python_version()
-    text = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
-    if not text.exists():  # Debian's Python
-        text = Path(f"/usr/share/doc/python{sysconfig.get_python_version()}/copyright")
-    shutil.copy(text, licenses / f"Python-{version}.txt")
+    of_debian = Path(f"/usr/share/doc/python{sysconfig.get_python_version()}/copyright")
+    texts.add(f"Python-{version}", [Path(sysconfig.get_path("stdlib")) / "LICENSE.txt", of_debian])
     return Component(
         name="Python",
         version=version,
@@ -109,9 +116,25 @@ def _python(licenses: Path) -> Component:
     )
 
 
-def _llama_cpp(licenses: Path) -> Component:
+def _scripts_of_console(vendor: Path, licenses: Path) -> Iterator[Component]:
+    """Of npm: scripts/vendor_console.py has copied them, with their licenses."""
+    for name, found in json.loads((vendor / "versions.json").read_text("utf-8")).items():
+        into = licenses / f"{name}-{found['version']}"
+        into.mkdir()
+        for file in found["sha256"]:
+            if file.startswith("LICENSE"):
+                shutil.copy(vendor / file, into)
+        yield Component(
+            name=name,
+            version=found["version"],
+            licenses=[LicenseFactory().make_from_string(found["license"])],
+            purl=PackageURL("npm", name=name, version=found["version"]),
+        )
+
+
+def _llama_cpp(texts: LicenseTexts) -> Component:
     """Part of the wheel of xllamacpp, which does not have its license. Its version ends with the build."""
-    shutil.copy(_HERE / "licenses" / "llama.cpp.txt", licenses)
+    texts.add("llama.cpp", [_HERE / "licenses" / "llama.cpp.txt"])
     build = f"b{distribution('xllamacpp').version.rpartition('.')[2]}"
     return Component(
         name="llama.cpp",
@@ -121,16 +144,12 @@ def _llama_cpp(licenses: Path) -> Component:
     )
 
 
-def _library(name: str, source: Path, licenses: Path) -> Component | None:
+def _library(name: str, source: Path, texts: LicenseTexts) -> Component | None:
     """A library of this system; None for Python's own."""
     if PurePath(name).name.startswith("libpython"):
         return None
     package = _debian_package(source.resolve())
-    copyright_ = Path("/usr/share/doc") / package[0] / "copyright" if package else None
-    if copyright_ is not None and copyright_.exists():
-        shutil.copy(copyright_, licenses / f"{package[0]}.txt")
-    else:
-        print(f"The license of {name} ({source}) is not known here: add it.", file=sys.stderr)
+    texts.add_debian_package(PurePath(name).name, package[0] if package else None)
     return Component(
         name=PurePath(name).name,
         version=package[1] if package else None,

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from inventory import write_inventory
+from license_texts import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 # Measured on Debian 12 (x86-64, Python 3.11): 68 and 41 MiB. A package that comes in by mistake shows here.
@@ -21,7 +22,14 @@ MOST_MIB = {"llamasup": 90, "llamasup-without-embedded": 60}
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bundle", description=__doc__)
     parser.add_argument("--without-embedded", action="store_true", help="leave the embedded runtime out")
-    without_embedded = parser.parse_args().without_embedded
+    parser.add_argument(
+        "--licenses",
+        metavar="FOLDER",
+        type=Path,
+        help="has NAME.txt for each part whose license is unknown on this machine",
+    )
+    options = parser.parse_args()
+    without_embedded = options.without_embedded
     name = "llamasup-without-embedded" if without_embedded else "llamasup"
     folder, work = ROOT / "dist" / name, ROOT / "dist" / ".work" / name
     shutil.rmtree(work, ignore_errors=True)
@@ -29,15 +37,21 @@ def main() -> None:
     began = time.monotonic()
     contents = freeze(work, without_embedded=without_embedded)
     made = work / "dist" / "llamasup"
-    write_inventory(made, contents["distributions"], contents["libraries"])
+    missing = write_inventory(made, contents["distributions"], contents["libraries"], options.licenses)
+    if missing:
+        message, code = refusal(missing, options.licenses)
+        print(message, file=sys.stderr)
+        sys.exit(code)
     subprocess.run([made / "llamasup", "--version"], check=True, stdout=subprocess.DEVNULL)
     size_mib = sum(path.lstat().st_size for path in made.rglob("*") if not path.is_dir()) / 2**20
     most = MOST_MIB[name]
     print(f"{size_mib:.1f} MiB (at most {most}), made in {time.monotonic() - began:.0f} s", file=sys.stderr)
     if size_mib > most:
         sys.exit(f"The bundle is too large: see what {made} contains, or raise MOST_MIB in {__file__}.")
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(work / "before")  # at once: not half of it is left if a file cannot be removed
     made.rename(folder)
+    shutil.rmtree(work / "before", ignore_errors=True)
     print(folder / "llamasup")
 
 

@@ -1,4 +1,4 @@
-"""Runs the program of a bundle, without a Python in its environment."""
+"""Runs the program of a bundle with an empty folder as its PATH: there is no Python."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ class Program:
         self.path = path
         self.folder = path.parent
         self.home = home
+        self._path = home / "bin"
+        self._path.mkdir(exist_ok=True)
 
     @property
     def environment(self) -> Mapping[str, str]:
         """A C locale, to which Python would add a variable; a folder for libraries, as a user may have."""
         kept = {name: value for name, value in os.environ.items() if name.startswith(("XDG_", "HF_", "TMP"))}
-        return {**kept, "HOME": str(self.home), "PATH": os.defpath, "LD_LIBRARY_PATH": "/opt/of-the-user"}
+        return {
+            **kept,
+            "HOME": str(self.home),
+            "PATH": str(self._path),
+            "LD_LIBRARY_PATH": "/opt/of-the-user",
+        }
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command that ends by itself."""

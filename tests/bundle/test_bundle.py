@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import psutil
@@ -220,25 +222,45 @@ def test_service_starts_the_program_of_the_bundle(bundle: Program) -> None:
     assert start.split()[:2] == [f"ExecStart={bundle.path}", "run"]
 
 
+def libraries_of_the_system(bundle: Program) -> set[str]:
+    inside = bundle.folder / "_internal"
+    return {file.name for file in inside.glob("lib*.so*") if not file.name.startswith("libpython")}
+
+
 def test_all_that_is_inside_is_in_the_sbom_with_its_license(bundle: Program) -> None:
     sbom = json.loads((bundle.folder / "sbom.json").read_text())
     assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "llamasup")
     listed = {component["name"]: component for component in sbom["components"]}
     assert {"Python", "pyinstaller", "llama.cpp", "xllamacpp", "uvloop"} <= listed.keys()
     inside = bundle.folder / "_internal"
-    libraries = {file.name for file in inside.glob("lib*.so*") if not file.name.startswith("libpython")}
-    assert libraries <= listed.keys()
+    assert libraries_of_the_system(bundle) <= listed.keys()
     packages = {folder.name.partition("-")[0] for folder in inside.glob("*.dist-info")}
     assert {package.replace("_", "-").lower() for package in packages} <= {
         name.replace("_", "-").lower() for name in listed
     }
     texts = bundle.folder / "licenses"
+    assert {path.name.partition("-")[0] for path in texts.iterdir()} >= {"preact", "htm", "uplot"}
+    assert {"preact", "htm", "uplot"} <= listed.keys()
     for folder in texts.iterdir():
         files = [folder] if folder.is_file() else list(folder.iterdir())
         assert files, folder
         assert all(file.stat().st_size > 10 for file in files)
     assert len(list(texts.iterdir())) >= len(packages) + 2
     assert not list(inside.glob("llamasup/testing"))
+
+
+def test_each_library_of_the_system_has_its_license_and_what_that_refers_to(bundle: Program) -> None:
+    texts = bundle.folder / "licenses"
+    sbom = json.loads((bundle.folder / "sbom.json").read_text())
+    listed = {entry["name"]: entry.get("purl", "") for entry in sbom["components"]}
+    libraries = libraries_of_the_system(bundle)
+    assert libraries
+    for library in libraries:  # its text has the name of its package, if it has one
+        package = unquote(listed[library].rpartition("/")[2].partition("@")[0]) or library
+        assert (texts / f"{package}.txt").stat().st_size > 100, library
+    for path in texts.glob("*.txt"):
+        for reference in re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", path.read_text()):
+            assert (texts / "common-licenses" / reference).stat().st_size > 100
 
 
 @pytest.mark.real

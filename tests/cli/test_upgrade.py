@@ -100,13 +100,23 @@ def test_dry_run_shows_what_would_change(upgrade: Any, capfd: Captured) -> None:
 
 
 def test_upgrade_says_that_the_next_start_needs_the_build(upgrade: Any, capfd: Captured) -> None:
-    fake = Upgraded({**REPORT, "state": "watching", "reason": "it has answered 100 requests"})
+    proof = {**REPORT["proof"], "requests": 100}
+    fake = Upgraded({**REPORT, "state": "watching", "reason": "it has answered 100 requests", "proof": proof})
     assert upgrade(fake, runtime="/new/llama-server") == 0
     assert fake.requests == [("upgrade", "/new/llama-server")]
     printed = capfd.readouterr().err
     assert "All models run the build /new/llama-server" in printed
     assert "Proven: it has answered 100 requests" in printed
     assert "write it into the config" in printed
+
+
+def test_build_without_a_proof_is_said_to_be_unproven(upgrade: Any, capfd: Captured) -> None:
+    why = "without a proof, because the old build is gone"
+    fake = Upgraded({**REPORT, "state": "kept", "before": None, "reason": why})
+    assert upgrade(fake, runtime="/new/llama-server") == 0
+    assert f"Not proven: {why}" in capfd.readouterr().err
+    assert upgrade(fake) == 0
+    assert capfd.readouterr().out.startswith("to     /new/llama-server")
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

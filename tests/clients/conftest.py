@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +30,8 @@ from tests.runtimes import wrapped_runtime
 KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"
 """The origin of a web page that is allowed to call."""
+OLLAMA_JS = "0.6.4"
+"""The version of the npm package ``ollama``."""
 LONG = 30_000
 """Tokens of an answer that a client abandons: it takes seconds and exceeds all buffers."""
 
@@ -166,6 +170,32 @@ def curl() -> str:
 @pytest.fixture(scope="session")
 def node() -> str:
     return _program("node")
+
+
+OllamaJs = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def ollama_js(tmp_path_factory: pytest.TempPathFactory) -> OllamaJs:
+    """Calls the npm package ``ollama``, unchanged: gets URL, key and calls, and returns the results."""
+    node, npm = _program("node"), _program("npm")
+    folder = tmp_path_factory.mktemp("npm")
+    package = f"ollama@{OLLAMA_JS}"
+    options = ("--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund")
+    done = subprocess.run([npm, "install", *options, package], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"npm cannot install {package}: {done.stderr.strip()[-300:]}")
+    module = folder / "node_modules" / "ollama" / "dist" / "index.mjs"
+
+    def call(url: str, key: str, *calls: Any) -> list[dict[str, Any]]:
+        words = [node, str(Path(__file__).with_name("ollama.mjs")), module.as_uri(), url, key]
+        done = subprocess.run(
+            [*words, json.dumps(calls)], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return call
 
 
 def _program(name: str) -> str:

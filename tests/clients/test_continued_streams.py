@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import ollama
 import openai
 import pytest
 
 from tests.clients.conftest import KEY, Served
 from tests.e2e.driver import llamasup
+from tests.ports import free_port
 from tests.real.continued_streams import QUESTION
 from tests.real.remains import folders_of
 
@@ -71,13 +73,28 @@ def by_anthropic(served: Served) -> Iterator[str]:
         assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", TOKENS)
 
 
-@pytest.mark.parametrize("read", [by_openai, by_openai_responses, by_anthropic])
+def by_ollama(served: Served) -> Iterator[str]:
+    address = served.running.wait_for("ready")["ollama"]
+    options = {"temperature": 0, "num_predict": TOKENS}
+    messages = [{"role": "user", "content": QUESTION}]
+    last = None
+    with ollama.Client(address, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        for last in client.chat("demo", messages, stream=True, options=options):
+            if last.message.content:
+                yield last.message.content
+    assert last is not None
+    assert (last.done_reason, last.eval_count) == ("length", TOKENS)
+
+
+@pytest.mark.parametrize("read", [by_openai, by_openai_responses, by_anthropic, by_ollama])
 def test_client_gets_the_whole_answer(read: Reader, runtime: str, own_folders: Path) -> None:
     keys = own_folders / "keys"
     keys.write_text(f"{KEY}\n")
     keys.chmod(0o600)
     options = ("--runtime", runtime, "--continue-streams", "--api-key-file", str(keys), "--kv-type", "f16")
-    with llamasup("demo", *options, "--parallel", "1", env=folders_of(own_folders)) as running:
+    with llamasup(
+        "demo", *options, "--parallel", "1", f"--ollama=127.0.0.1:{free_port()}", env=folders_of(own_folders)
+    ) as running:
         served = Served(running, running.url)
         whole = "".join(read(served))
         for number in range(1, TRIES + 1):

@@ -18,7 +18,7 @@ from langchain_ollama import ChatOllama, OllamaEmbeddings
 from ollama import AsyncClient, Client, ResponseError
 
 from llamasup.testing.models import tiny_decoder, tiny_encoder
-from tests.clients.conftest import KEY, LONG, PATIENCE_S, Served, frees_slot
+from tests.clients.conftest import KEY, LONG, PATIENCE_S, OllamaJs, Served, frees_slot
 from tests.clients.models import fill_in, tool_caller
 from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 from tests.e2e.driver import started
@@ -289,8 +289,6 @@ def test_unknown_models_and_paths_without_a_service(client: Client) -> None:
     assert refused(lambda: client.create("a", from_="tiny"), 501)
     assert refused(lambda: client.copy("tiny", "b"), 501)
     assert refused(lambda: client.push("a"), 501)
-    assert "llamasup pull" in refused(lambda: client.pull("a"), 501)
-    assert "llamasup rm" in refused(lambda: client.delete("tiny"), 501)
 
 
 def test_key_is_required(url: str, connect: Connect) -> None:
@@ -380,3 +378,84 @@ def test_langchain_embeds_texts(url: str, opened: ExitStack) -> None:
     cat, other = model.embed_documents(["cat", "hello world"])
     assert len(cat) == 64
     assert math.dist(model.embed_query("cat"), cat) < 1e-4 < math.dist(cat, other)
+
+
+# --- the npm package -------------------------------------------------------------------------------
+
+
+def test_package_of_npm_chats_and_generates(ollama_js: OllamaJs, url: str, client: Client) -> None:
+    chat = {"model": "tiny", "messages": HI, "options": few()}
+    generate = {"model": "tiny", "prompt": QUESTION, "options": few()}
+    schema = Reading.model_json_schema()
+    plain, streamed, generated, formatted = ollama_js(
+        url,
+        KEY,
+        ["chat", chat],
+        ["chat", {**chat, "stream": True}],
+        ["generate", {**generate, "stream": True}],
+        ["chat", {"model": "caller", "messages": HI, "format": schema, "options": few(num_predict=300)}],
+    )
+    expected = client.chat("tiny", HI, options=few()).message.content
+    assert plain["answer"]["message"]["content"] == expected
+    assert "".join(piece["message"]["content"] for piece in streamed["pieces"]) == expected
+    assert "".join(piece["response"] for piece in generated["pieces"]) == expected
+    last = streamed["pieces"][-1]
+    assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 8)
+    Reading.model_validate_json(formatted["answer"]["message"]["content"])
+
+
+def test_package_of_npm_calls_a_tool_and_embeds(ollama_js: OllamaJs, url: str) -> None:
+    called, embedded, older = ollama_js(
+        url,
+        KEY,
+        ["chat", {"model": "must-call", "messages": HI, "tools": [WEATHER], "options": few(num_predict=300)}],
+        ["embed", {"model": "encoder", "input": ["cat", "hello world"]}],
+        ["embeddings", {"model": "encoder", "prompt": "cat"}],
+    )
+    (call,) = called["answer"]["message"]["tool_calls"]
+    assert is_weather(call["function"]["arguments"])
+    assert [len(vector) for vector in embedded["answer"]["embeddings"]] == [64, 64]
+    assert len(older["answer"]["embedding"]) == 64
+
+
+def test_package_of_npm_lists_and_shows_models(ollama_js: OllamaJs, url: str) -> None:
+    loaded, listed, running, shown, version = ollama_js(
+        url,
+        KEY,
+        ["generate", {"model": "tiny"}],
+        ["list"],
+        ["ps"],
+        ["show", {"model": "caller:latest"}],
+        ["version"],
+    )
+    assert loaded["answer"]["done_reason"] == "load"
+    assert {model["model"] for model in listed["answer"]["models"]} >= {"tiny:latest", "caller:latest"}
+    assert "tiny:latest" in {model["model"] for model in running["answer"]["models"]}
+    assert shown["answer"]["capabilities"] == ["completion", "tools"]
+    assert version["answer"]["version"]
+
+
+def test_package_of_npm_throws_the_errors(ollama_js: OllamaJs, url: str) -> None:
+    chat = {"model": "tiny", "messages": HI}
+    unknown, context, copied = ollama_js(
+        url,
+        KEY,
+        ["chat", {**chat, "model": "nope", "stream": True}],
+        ["chat", {**chat, "options": {"num_ctx": CONTEXT + 1}}],
+        ["copy", {"source": "tiny", "destination": "b"}],
+    )
+    (keyless,) = ollama_js(url, "another", ["chat", chat])
+    found = [(each["error"], each["status"]) for each in (unknown, context, copied, keyless)]
+    assert found == [("ResponseError", status) for status in (404, 400, 501, 401)]
+    assert f"at most {CONTEXT}" in context["message"]
+
+
+def test_aborted_stream_of_the_package_of_npm_frees_the_slot(
+    ollama_js: OllamaJs, chat_with_ollama: tuple[Served, str]
+) -> None:
+    served, address = chat_with_ollama
+    request = {"model": "any", "messages": HI, "options": {"num_predict": LONG}, "stream": True}
+    with frees_slot(served):
+        (aborted,) = ollama_js(address, KEY, ["chat", request, 3])
+    assert aborted["error"] == "AbortError"
+    assert len(aborted["pieces"]) >= 3

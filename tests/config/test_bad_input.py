@@ -151,6 +151,10 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
         ("{../a: {}}", "models: invalid name '../a': it contains '..'"),
         ("{/a: {}}", "models: invalid name '/a': it begins with '/'"),
         ("{'': {}}", "models: invalid name '': it is empty"),
+        (
+            "{a: {path: x, repair: all}}",
+            "models.a.repair: invalid value 'all'; expected off, tools, json or both",
+        ),
         ("{a: {path: x, aliases: [../b]}}", "models.a.aliases[0]: invalid value '../b': it contains '..'"),
         ("{a: {path: x, aliases: [b, b]}}", "models.a.aliases[1]: alias 'b' occurs twice; remove it"),
         ("{a: {path: x, aliases: a}}", "models.a.aliases: alias 'a' is the model's own name; remove it"),

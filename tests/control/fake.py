@@ -15,7 +15,8 @@ import httpx
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
-from llamasup.control.interface import ConfigAccess, MakeConsole
+from llamasup.control.interface import ConfigAccess, Fetch, MakeConsole
+from llamasup.downloads.progress import Listener, Progress
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
@@ -130,6 +131,20 @@ class FakeControlTarget:
 
     async def restart(self, model: str) -> None:
         await self._do("restart", model)
+
+    def pull(self, model: str) -> Fetch:
+        self._find(model)
+
+        async def fetch(listener: Listener) -> None:
+            listener(Progress(5, 10, 1))
+            await self._do("pull", model)
+
+        return fetch
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        self._find(model)
+        await self._do("rm", model)
+        return {"removed": [f"/models/{model}.gguf"], "freed_bytes": 10}
 
     async def reload(self) -> Mapping[str, Any]:
         await self._do("reload", "")

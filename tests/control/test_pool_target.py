@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llamasup.control.interface import Fetch
 from llamasup.control.pool_target import ConfiguredTarget
 from llamasup.errors import Conflict, ModelMissing, ModelUnknown
 from llamasup.http.address import TcpAddress
@@ -17,6 +20,7 @@ from llamasup.peers.peers import Peers
 from llamasup.peers.static import StaticMembership
 from llamasup.pool.catalog.node_listing import NodeModel, read_listing
 from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.model import ManagedModel
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.states import Policy, State
 from tests.peers.test_peers import PlayedNode
@@ -38,13 +42,21 @@ class ServiceOwner:
         pass
 
 
+class NoFiles:
+    def pull(self, name: str) -> Fetch:
+        raise AssertionError
+
+    async def remove(self, managed: ManagedModel) -> Mapping[str, Any]:
+        raise AssertionError
+
+
 async def nothing_new() -> Changes:
     return Changes()
 
 
 def controlled(it: Pooled) -> ConfiguredTarget:
     return ConfiguredTarget(
-        ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new
+        ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new, NoFiles()
     )
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from llamasup.testing.fake_server import install
 from tests.e2e.forked import forked_to_end
+from tests.paths import ROOT
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +29,17 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return str(install(folder / f"llama-server-{next(numbers)}", *faults))
 
     return make
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """llamasup as one file, below a folder with a space in its name."""
+    path = tmp_path / "My Programs" / "llamasup"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m llamasup "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

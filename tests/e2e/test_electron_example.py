@@ -4,129 +4,205 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.children import NewChildren
+from tests.children import NewChildren, end_all
 from tests.e2e.driver import await_removed, seconds_until_gone
-from tests.e2e.test_sidecar_examples import assert_nothing_left, run
+from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server, run
 from tests.paths import ROOT
-from tests.patience import PATIENCE_S, eventually
 
 EXAMPLE = ROOT / "examples" / "electron"
-
-ELECTRON = """
-import { EventEmitter } from "node:events";
-const handlers = {};
-class App extends EventEmitter {
-  isPackaged = false;
-  whenReady = async () => {};
-  quit() {
-    let isPrevented = false;
-    this.emit("before-quit", { preventDefault: () => (isPrevented = true) });
-    if (!isPrevented) process.exit();
-  }
-}
-export const app = new App();
-export const dialog = { showErrorBox: (title, text) => console.error(`${title}: ${text}`) };
-export const ipcMain = { handle: (name, handler) => (handlers[name] = handler) };
-export class BrowserWindow {
-  async loadFile(name) {
-    if (process.env.ASK === undefined) return;
-    const texts = [];
-    const event = { sender: { send: (_channel, text) => texts.push(text) } };
-    await handlers.chat(event, [{ role: "user", content: process.env.ASK }]);
-    console.log(JSON.stringify({ name, texts }));
-    app.emit("window-all-closed");
-  }
-}
-"""
-"""As much of Electron as the main process uses. Its window asks once, and closes."""
+DOUBLE = Path(__file__).with_name("electron_double.mjs")
+OF_PRELOAD = "module.exports = globalThis.electronOfPreload;"
 
 
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def application(tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command of the example's main process."""
     if shutil.which("node") is None:
         pytest.skip("node is missing")
     folder = Path(shutil.copytree(EXAMPLE, tmp_path / "electron-example"))
     module = folder / "node_modules" / "electron"
     module.mkdir(parents=True)
-    (module / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
-    (module / "index.js").write_text(ELECTRON)
-    monkeypatch.setenv("LLAMASUP", shlex.join([sys.executable, "-m", "llamasup"]))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    main = json.loads((folder / "package.json").read_text())["main"]
-    return ["node", str(folder / main)]
+    exports = {"import": "./index.mjs", "require": "./preload.cjs"}
+    (module / "package.json").write_text(json.dumps({"exports": exports}))
+    shutil.copy(DOUBLE, module / "index.mjs")
+    (module / "preload.cjs").write_text(OF_PRELOAD)
+    monkeypatch.setenv("LLAMASUP", str(program))
+    monkeypatch.chdir(folder)
+    return ["node", json.loads((folder / "package.json").read_text())["main"]]
+
+
+@pytest.fixture
+def real_model(runtime: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
 
 
 @pytest.mark.real
-def test_application_shows_the_answer_and_ends_with_everything(
-    runtime: str,
-    application: list[str],
-    tiny_model: Path,
-    own_folders: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    new_children: NewChildren,
+@pytest.mark.usefixtures("real_model")
+def test_page_shows_answers_and_the_application_ends_with_everything(
+    application: list[str], own_folders: Path, monkeypatch: pytest.MonkeyPatch, new_children: NewChildren
 ) -> None:
-    for name, value in {"RUNTIME": runtime, "MODEL": str(tiny_model)}.items():
-        monkeypatch.setenv(f"LLAMASUP_{name}", value)
-    monkeypatch.setenv("ASK", "Once upon a time")
+    monkeypatch.setenv("ASK", json.dumps(["Once upon a time", "And then?"]))
     done = run(application)
     assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["name"] == "index.html"
-    assert len(shown["texts"]) > 1
+    assert done.stderr == ""
+    window = json.loads(done.stdout.removeprefix("text\n"))
+    first, second = window["shown"].removeprefix("\n> Once upon a time\n").split("\n> And then?\n")
+    assert first
+    assert second
+    assert window["pieces"] > 10
+    assert window["isClosed"]  # to other pages
     assert_nothing_left(own_folders, new_children)
 
 
-def test_application_says_that_the_model_could_not_be_started(
-    application: list[str],
-    tmp_path: Path,
-    fake_server: Callable[..., str],
-    own_folders: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
-    monkeypatch.setenv("LLAMASUP_MODEL", str(tmp_path / "no-such.gguf"))
-    done = run(application)
-    assert done.returncode == 0, done.stderr
-    assert "no-such.gguf" in done.stderr
-    assert "The model could not be started: llamasup ended with 66" in done.stderr
-
-
-def test_everything_ends_with_an_application_that_is_killed(
+def test_everything_ends_with_an_application_that_is_killed_within_an_answer(
     application: list[str],
     tiny_model: Path,
     fake_server: Callable[..., str],
     own_folders: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    """Its answer never ends, so it cannot close by itself before."""
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server("stall_after=2"))
     monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
-    with subprocess.Popen(application, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as parent:
+    monkeypatch.setenv("ASK", json.dumps(["Once upon a time"]))
+    with subprocess.Popen(
+        application, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
         try:
-            folders = own_folders / "run" / "llamasup"
-            eventually(lambda: folders.exists() and any(folders.glob("*/control.sock")))
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"text\n"
             family = psutil.Process(parent.pid).children(recursive=True)
-            (folder,) = folders.iterdir()
+            assert len(family) >= 2  # llamasup and llama-server
+            (folder,) = (own_folders / "run" / "llamasup").iterdir()
         finally:
             os.kill(parent.pid, signal.SIGKILL)
         seconds_until_gone(family)
         await_removed(folder)
 
 
-def test_scripts_of_the_page_can_be_parsed(application: list[str]) -> None:
-    for path in (Path(application[1]).with_name(name) for name in ("preload.cjs", "page.js")):
-        subprocess.run(["node", "--check", str(path)], check=True, timeout=PATIENCE_S)
+def test_everything_ends_with_an_application_that_is_killed_while_the_model_loads(
+    application: list[str],
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    own_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server("load_s=60"))
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
+    with subprocess.Popen(application, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as parent:
+        try:
+            family = await_server(parent)
+            (folder,) = (own_folders / "run" / "llamasup").iterdir()
+        finally:
+            os.kill(parent.pid, signal.SIGKILL)
+        seconds_until_gone(family)
+        await_removed(folder)
+
+
+def test_user_sees_why_the_model_could_not_be_started(
+    application: list[str], tmp_path: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tmp_path / "no-such.gguf"))
+    done = run(application)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("The model is not available: llamasup ended with 66\n")
+    assert "no-such.gguf" in done.stderr
+
+
+def test_user_sees_that_llamasup_was_killed(
+    application: list[str],
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(application, stdin=subprocess.DEVNULL, stderr=errors)
+    try:
+        await_server(process)
+        psutil.Process(process.pid).children()[0].kill()
+        assert process.wait() == 0
+    finally:
+        end_all(process)
+    said = (tmp_path / "errors").read_text()
+    assert said.startswith("The model is not available: llamasup ended with SIGKILL\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ('echo hello; printf \'{"event":"sta\'; exit 3', "llamasup ended with 3"),
+        ("kill -KILL $$", "llamasup ended with SIGKILL"),
+    ],
+)
+def test_application_ends_with_a_program_whose_lines_are_no_events(
+    script: str, reason: str, application: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("LLAMASUP", str(program))
+    done = run(application)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"The model is not available: {reason}\n\n"
+
+
+@pytest.mark.parametrize("program", ["", "/no/such/program"])
+def test_user_sees_that_the_program_cannot_be_started(
+    program: str, application: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP", program)
+    done = run(application)
+    assert done.returncode == 0, done.stderr
+    assert "could not be started" in done.stderr
+
+
+def test_conversation_goes_on_after_an_answer_that_failed(application: list[str], tmp_path: Path) -> None:
+    """Templates that demand turns would refuse two questions in a row."""
+    script = """
+import { readFileSync } from "node:fs";
+import { setImmediate } from "node:timers/promises";
+import { runInThisContext } from "node:vm";
+const elements = {}, seen = [];
+globalThis.document = {
+  getElementById: (id) => (elements[id] ??= Object.assign(new EventTarget(), { textContent: "", value: "" })),
+};
+let show;
+globalThis.model = {
+  onText: (listener) => (show = listener),
+  chat: async (messages) => {
+    seen.push({ roles: messages.map(({ role }) => role), isDisabled: elements.ask.disabled });
+    if (seen.length === 1) throw new Error("no answer");
+    show("text");
+  },
+};
+runInThisContext(readFileSync("page.js", "utf8"));
+for (let i = 0; i < 3; i++) {
+  elements.form.dispatchEvent(new Event("submit"));
+  while (elements.ask.disabled) await setImmediate();
+}
+console.log(JSON.stringify(seen));
+"""
+    path = tmp_path / "page-test.mjs"
+    path.write_text(script)
+    done = run(["node", str(path)])
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert [each["roles"] for each in seen] == [["user"], ["user"], ["user", "assistant", "user"]]
+    assert all(each["isDisabled"] for each in seen)
 
 
 def test_example_is_in_the_docs_and_packages_the_bundle() -> None:

@@ -26,12 +26,18 @@ examples = pytest.mark.parametrize("name", INTERPRETERS)
 pytestmark = pytest.mark.slow
 
 
-def example(name: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture(autouse=True)
+def use_program(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMASUP", str(program))
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for a server on this machine
+
+
+def example(name: str, model: Path) -> list[str]:
     for program in NEEDS.get(name, ()):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is missing")
-    monkeypatch.setenv("LLAMASUP", shlex.join([sys.executable, "-m", "llamasup"]))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return [INTERPRETERS[name], str(EXAMPLES / name), str(model)]
 
 
@@ -63,7 +69,7 @@ def test_example_sends_a_request_and_leaves_nothing_behind(
     new_children: NewChildren,
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
-    done = run(example(name, tiny_model, monkeypatch))
+    done = run(example(name, tiny_model))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "stopped" in done.stderr
@@ -81,7 +87,7 @@ def test_example_gets_an_answer_of_a_real_server(
     new_children: NewChildren,
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
-    done = run(example(name, tiny_model, monkeypatch))
+    done = run(example(name, tiny_model))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 5
     assert_nothing_left(own_folders, new_children)
@@ -92,10 +98,30 @@ def test_example_reports_that_llamasup_could_not_start(
     name: str, tmp_path: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
-    done = run(example(name, tmp_path / "no-such.gguf", monkeypatch))
+    done = run(example(name, tmp_path / "no-such.gguf"))
     assert done.returncode != 0
     assert "no-such.gguf" in done.stderr
     assert "llamasup ended" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["parent.py", "parent.mjs"])
+def test_example_skips_lines_that_are_no_events(
+    name: str,
+    program: Path,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talkative = tmp_path / "talkative"
+    lines = r"hello\n5\n{}\n\377\n"
+    talkative.write_text(f"#!/bin/sh\nprintf '{lines}'\nexec {shlex.quote(str(program))} \"$@\"\n")
+    talkative.chmod(0o755)
+    monkeypatch.setenv("LLAMASUP", str(talkative))
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    done = run(example(name, tiny_model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @examples
@@ -108,18 +134,24 @@ def test_everything_ends_when_an_example_is_killed(
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server("load_s=60"))
     with subprocess.Popen(
-        example(name, tiny_model, monkeypatch), stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        example(name, tiny_model), stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     ) as parent:
         try:
-            family: list[psutil.Process] = []
-            while not any(map(_serves, family)):
-                assert parent.poll() is None
-                family = psutil.Process(parent.pid).children(recursive=True)
+            family = await_server(parent)
             (folder,) = (own_folders / "run" / "llamasup").iterdir()
         finally:
             os.kill(parent.pid, signal.SIGKILL)
         seconds_until_gone(family)
         await_removed(folder)
+
+
+def await_server(parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The descendants of ``parent`` once a llama-server is one of them."""
+    family: list[psutil.Process] = []
+    while not any(map(_serves, family)):
+        assert parent.poll() is None
+        family = psutil.Process(parent.pid).children(recursive=True)
+    return family
 
 
 def _serves(process: psutil.Process) -> bool:

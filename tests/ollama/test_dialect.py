@@ -15,18 +15,19 @@ from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel, resolved, unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.ollama import answer as answer_module
+from llamasup.ollama import events as events_module
 from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import Limits
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import Repairs
 from tests.patience import eventually
 from tests.planning.plans import model
 from tests.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status, streaming
-from tests.proxy.test_continued_streams import set_continues
 from tests.proxy.test_nodes import Two
 from tests.proxy.test_virtual_models import QWEN, WithCold
 
@@ -201,26 +202,26 @@ def test_error_event_ends_the_stream(rig: Rig) -> None:
     assert (record.status, record.outcome) == (200, "translation_failed")
 
 
+def test_server_stops_once_the_stream_has_ended_with_an_error(rig: Rig) -> None:
+    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
+    child.message()
+    child.send(STREAM_HEAD, token("a"), chunk(b"data: {\n\n"))
+    client.head()
+    assert line(client)["message"]["content"] == "a"
+    assert "not the JSON of its API" in line(client)["error"]
+    assert client.sees_the_end()
+    assert child.sees_the_end()
+    assert rig.record().outcome == "translation_failed"
+    child.close()
+    eventually(lambda: rig.in_flight() == 0)
+
+
 def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(rig: Rig) -> None:
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, token("a"))
     client.head()
     assert line(client)
-    child.close()
-    assert "error" in line(client)
-    assert client.sees_the_end()
-
-
-def test_stream_is_not_continued_by_another_server(rig: Rig) -> None:
-    """``continue_streams`` continues only streams of events."""
-    set_continues(rig)
-    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
-    child.message()
-    child.send(STREAM_HEAD, token("a"))
-    client.head()
-    assert line(client)
-    end_generation(rig)
     child.close()
     assert "error" in line(client)
     assert client.sees_the_end()
@@ -238,7 +239,7 @@ def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
 
 
 def test_event_without_an_end_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr(events_module, "MAX_EVENT", 1000)
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, chunk(b"data: " + b"x" * 600))
@@ -490,20 +491,9 @@ def test_version_tags_ps_and_show(rig: Rig) -> None:
     assert rig.record().outcome == "local"
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "pull"),
-        ("DELETE", "delete"),
-        ("POST", "create"),
-        ("POST", "copy"),
-        ("POST", "push"),
-        ("POST", "blobs/sha256:5"),
-    ],
-)
-def test_path_that_is_not_served_is_a_501_with_a_sentence(rig: Rig, method: str, path: str) -> None:
-    request = ask(path, source="a").replace(b"POST", method.encode(), 1)
-    assert "llamasup" in error_of(rig.send(request), 501)
+@pytest.mark.parametrize("path", ["create", "copy", "push", "blobs/sha256:5"])
+def test_path_that_is_not_served_is_a_501_with_a_sentence(rig: Rig, path: str) -> None:
+    assert "llamasup" in error_of(rig.send(ask(path, source="a")), 501)
 
 
 def test_unknown_path_is_a_404_and_a_wrong_method_a_405(rig: Rig) -> None:
@@ -735,3 +725,21 @@ def test_virtual_model_changes_the_translated_request(rig: Rig, kept: KeepCalls,
     assert line(client)["model"] == "qwen:cold"
     assert rig.record().model == "qwen:cold"
     many.close()
+
+
+def test_format_is_checked_by_a_model_that_repairs_json(make: MakeRig) -> None:
+    rig = make()
+    rig.call(lambda: setattr(rig.backend, "repairs", Repairs(json=True)))
+    schema = {"type": "integer", "minimum": 3}
+    asked = {"model": "tiny", "messages": HI, "format": schema, "stream": False}
+    client = rig.send(post(b"/api/chat", json.dumps(asked).encode()))
+    child = rig.accept()
+    for content in ("1", "4"):
+        child.message()
+        message = {"role": "assistant", "content": content}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        child.send(answer(json.dumps({"choices": choices, "timings": TIMINGS}).encode()))
+    head, body = client.message()
+    assert (status(head), field(head, b"x-llamasup-repaired")) == (200, b"json")
+    assert json.loads(body)["message"]["content"] == "4"
+    assert rig.record().tokens_prompt == 44

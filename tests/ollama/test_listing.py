@@ -137,7 +137,11 @@ def test_model_is_shown_with_what_it_can_do() -> None:
 
 def test_model_without_facts_is_shown() -> None:
     away = json.loads(shown(ALL[2]))
-    assert away["model_info"] == {"general.architecture": "", "general.parameter_count": 0}
+    assert away["model_info"] == {
+        "general.architecture": "",
+        "general.basename": ALL[2].id,
+        "general.parameter_count": 0,
+    }
     assert (away["parameters"], away["capabilities"]) == ("", ["completion"])
 
 

@@ -17,6 +17,7 @@ from llamasup.queueing.endpoint import Lease, NodeLink
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.supervision.states import Policy
 from tests.async_tests import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
@@ -86,10 +87,10 @@ async def test_this_node_goes_first_then_the_other_then_the_shorter_queue() -> N
 @async_test
 async def test_requests_for_both_sides_are_repaired_as_this_node_says() -> None:
     both = Both()
-    assert not both.served.repairs_tool_calls
-    both.here.apply_policy(Policy(repairs_tool_calls=True))
-    assert [both.where(), both.served.repairs_tool_calls] == [Where.ELSEWHERE, True]
-    assert not both.elsewhere.repairs_tool_calls
+    assert both.served.repairs is NO_REPAIRS
+    both.here.apply_policy(Policy(repairs=Repairs(tool_calls=True)))
+    assert [both.where(), both.served.repairs] == [Where.ELSEWHERE, Repairs(tool_calls=True)]
+    assert both.elsewhere.repairs is NO_REPAIRS
 
 
 @async_test

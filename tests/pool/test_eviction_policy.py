@@ -465,6 +465,7 @@ def test_eviction_has_the_numbers_of_the_model_that_needs_the_memory() -> None:
     assert [candidate.id for candidate in grounds.chosen] == ["a"]
     assert grounds.missing == (MEMORY,)
     assert grounds.overdue_at_s == NOW + 5
+    assert grounds.idle_models_suffice
 
 
 def test_wait_for_a_busy_model_chooses_none_within_its_time_slice() -> None:
@@ -472,12 +473,14 @@ def test_wait_for_a_busy_model_chooses_none_within_its_time_slice() -> None:
     grounds = grounds_of(busy, requested("b", gpu(7), for_s=1))["b"]
     assert grounds.chosen == ()
     assert grounds.overdue_at_s == NOW + 4
+    assert not grounds.idle_models_suffice
 
 
 def test_wait_for_an_eviction_under_way_lacks_nothing() -> None:
     grounds = grounds_of(ModelSnapshot("a", gpu(6), Phase.UNLOADING), requested("b", gpu(7)))["b"]
     assert grounds.lack == {}
     assert grounds.missing == (MEMORY,)
+    assert grounds.idle_models_suffice
 
 
 def test_eviction_over_the_budget_has_the_excess() -> None:

@@ -15,6 +15,7 @@ from llamasup.pool.eviction_policy import Phase
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import NO_REPAIRS
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]
@@ -38,7 +39,7 @@ class Model:
     def served(self) -> Self:
         return self
 
-    repairs_tool_calls = False
+    repairs = NO_REPAIRS
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)

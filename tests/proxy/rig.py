@@ -29,6 +29,7 @@ from llamasup.proxy.listeners.tls import TlsContext
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import MAX_WAITING, RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import NO_REPAIRS
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 
@@ -155,7 +156,7 @@ class OneModel:
     def queue(self) -> RequestQueue:
         return self.waiting
 
-    repairs_tool_calls = False
+    repairs = NO_REPAIRS
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)

@@ -54,12 +54,12 @@ def cut(rig: Rig, child: Wire) -> Endpoint:
     return start_next(rig)
 
 
-def continue_on(rig: Rig, pieces: int = 3) -> Wire:
+def continue_on(rig: Rig, pieces: int = 3, limit: str = "max_tokens") -> Wire:
     """The next server gets the request, and begins to answer it."""
     child = rig.accept()
     body = json.loads(child.message()[1])
     assert body["messages"][-1] == {"role": "assistant", "content": "".join(PIECES[:pieces])}
-    assert body["max_tokens"] == 8 - pieces
+    assert body[limit] == 8 - pieces
     return child
 
 

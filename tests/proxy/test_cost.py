@@ -30,6 +30,7 @@ from llamasup.proxy.upstream_pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import NO_REPAIRS
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
 from tests.proxy.parsers import record_parser_input
@@ -83,7 +84,7 @@ class OneModel:
             lambda: (self.endpoint,), timeout_s=1.0, continues_streams=continues_streams
         )
 
-    repairs_tool_calls = False
+    repairs = NO_REPAIRS
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.endpoint.lease_if_free(infers=infers)

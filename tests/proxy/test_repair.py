@@ -9,6 +9,7 @@ import pytest
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import KIB
 from llamasup.repair.history import MARK
+from llamasup.repair.kinds import Repairs
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, answer, field, post
 from tests.repair.conversations import conversation
@@ -19,7 +20,7 @@ MARKED = b"x-llamasup-repaired"
 
 
 def set_repairs(rig: Rig) -> Rig:
-    rig.call(lambda: setattr(rig.backend, "repairs_tool_calls", True))
+    rig.call(lambda: setattr(rig.backend, "repairs", Repairs(tool_calls=True)))
     return rig
 
 

@@ -18,6 +18,7 @@ from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import GRACE_S, RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import NO_REPAIRS
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import (
     FAILED,
@@ -443,7 +444,7 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
         def served(self) -> Self:
             return self
 
-        repairs_tool_calls = False
+        repairs = NO_REPAIRS
 
         def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
             return stable.lease_if_free(infers=infers)

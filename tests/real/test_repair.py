@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.driver import Llamasup, llamasup
 from tests.patience import PATIENCE_S
 from tests.repair.conversations import BAD_ARGUMENTS, TOOLS, conversation
+from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 
 pytestmark = pytest.mark.real
 
@@ -67,3 +68,86 @@ def test_llama_server_refuses_them_without_the_repair(runtime: str, tiny_model: 
         answer = ask(running, "/v1/chat/completions", conversation(CUT_OFF))
         assert answer.status_code == 500
         assert "Failed to parse tool call arguments as JSON" in answer.text
+
+
+SEEDS = range(24)
+
+
+def ask_all(running: Llamasup, body: dict[str, Any]) -> list[httpx.Response]:
+    """The answers for all seeds, which are the same each time: the id decides the second seed."""
+    return [
+        httpx.post(
+            f"{running.url}/v1/chat/completions",
+            json={**body, "seed": seed},
+            headers={"X-Request-Id": f"request-{seed}"},
+            timeout=PATIENCE_S,
+        )
+        for seed in SEEDS
+    ]
+
+
+def marked(answer: httpx.Response) -> str | None:
+    mark: str | None = answer.headers.get("x-llamasup-repaired")
+    return mark
+
+
+def repaired_in_metrics(running: Llamasup, what: str) -> int:
+    metrics = httpx.get(f"{running.url}/metrics", timeout=PATIENCE_S).text
+    line = f'llamasup_repaired_requests_total{{model="tiny",what="{what}"}} '
+    return sum(int(float(each.removeprefix(line))) for each in metrics.splitlines() if each.startswith(line))
+
+
+def test_answers_that_llama_server_cannot_parse_are_asked_for_again(
+    llama_server: str, tiny_model: Path
+) -> None:
+    options = ("--runtime", llama_server, "--repair", "tools", "--", *UNPARSED_OPTIONS)
+    with llamasup(tiny_model, *options) as running:
+        running.wait_for("ready")
+        answers = ask_all(running, UNPARSED)
+        repaired = [answer for answer in answers if marked(answer) == "tool_call"]
+        failed = [answer for answer in answers if answer.status_code == 500]
+        assert repaired
+        assert {answer.status_code for answer in repaired} == {200}
+        assert all(marked(answer) is None for answer in failed)
+        assert all("does not match the expected" in answer.text for answer in failed)
+        assert repaired_in_metrics(running, "tool_call") == len(repaired)
+        assert repaired_in_metrics(running, "tool_call_failed") == len(failed)
+        streamed = ask_all(running, {**UNPARSED, "stream": True})
+        assert "tool_call" in {marked(answer) for answer in streamed}
+        assert all("data: [DONE]" in answer.text for answer in streamed if marked(answer))
+    with llamasup(tiny_model, "--runtime", llama_server, "--", *UNPARSED_OPTIONS) as running:
+        running.wait_for("ready")
+        without = ask_all(running, UNPARSED)
+        assert sum(answer.status_code == 500 for answer in without) > len(failed)
+
+
+def test_json_that_does_not_match_its_schema_is_asked_for_again(runtime: str, tiny_model: Path) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, "--repair", "json") as running:
+        running.wait_for("ready")
+        answers = ask_all(running, WRONG_JSON)
+        assert {answer.status_code for answer in answers} == {200}
+        texts = [(marked(each), each.json()["choices"][0]["message"]["content"]) for each in answers]
+        repaired = [json.loads(text) for mark, text in texts if mark == "json"]
+        assert repaired
+        assert set(repaired) <= {2, 3, 4}
+        wrong = sum(text.strip() == "1" for _mark, text in texts)
+        assert repaired_in_metrics(running, "json") == len(repaired)
+        assert repaired_in_metrics(running, "json_failed") == wrong
+
+
+def test_schema_that_the_runtime_ignores_is_refused(runtime: str, tiny_model: Path) -> None:
+    """The embedded runtime cannot use a ``not`` with ``/completion``, and generates any text."""
+    schema = WRONG_JSON["response_format"]["json_schema"]["schema"]
+    with llamasup(tiny_model, "--runtime", runtime, "--repair", "json") as running:
+        running.wait_for("ready")
+        body = {"prompt": "hi", "n_predict": 8, "json_schema": schema}
+        answer = ask(running, "/completion", body)
+        if runtime == "embedded":
+            assert (answer.status_code, answer.json()["error"]["cause"]) == (400, "schema_ignored")
+        else:
+            assert answer.status_code == 200, answer.text
+            assert json.loads(answer.json()["content"]) in {1, 2, 3, 4}
+        bad = {"prompt": "hi", "n_predict": 8, "grammar": 'root ::= "a'}
+        refused = ask(running, "/completion", bad)  # both refuse a grammar that they cannot parse
+        assert refused.status_code == 400
+        assert "failed to parse grammar" in refused.text

@@ -134,12 +134,13 @@ def test_watched_link_moves_the_models_to_the_build_that_proves_itself(
     with serving_with(tmp_path, tiny_model, {"path": str(link), "watch": True}) as running:
         client = Client(running.url)
         try:
-            for fault, state in (("flag", "refused"), ("none", "watching")):
+            for fault, state, why in (("flag", "refused", "has no plan with it"), ("none", "watching", "")):
                 new = tmp_path / "new-link"
                 new.symlink_to(builds[fault])
                 new.rename(link)
                 shown = state_of_upgrade(running, builds[fault], until=state)
                 assert shown["state"] == state, shown
+                assert why in shown["reason"]
         finally:
             client.stop()
         (answer,) = client.answers

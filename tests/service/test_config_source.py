@@ -32,14 +32,17 @@ def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) 
         source.read()
 
 
-def test_watched_link_is_resolved_unless_the_command_line_names_a_runtime(tmp_path: Path) -> None:
+def test_watched_link_is_resolved_unless_another_runtime_comes_first(tmp_path: Path) -> None:
     target, link, config = install(tmp_path / "old"), tmp_path / "link", tmp_path / "c.yaml"
     link.symlink_to(target)
     config.write_text(f"runtime: {{path: {link}, watch: true}}\nmodels_dir: {tmp_path}\n")
     watched = ConfigSource(serve_options(lambda: load(config, {})), os.environ)
     assert (watched.watched_runtime, watched.first().options.runtime) == (str(link), str(target))
-    given = ConfigSource(serve_options(lambda: load(config, {}), runtime=str(link)), os.environ)
-    assert (given.watched_runtime, given.first().options.runtime) == (None, str(link))
+    for given in (
+        ConfigSource(serve_options(lambda: load(config, {}), runtime=str(link)), os.environ),
+        ConfigSource(serve_options(lambda: load(config, {})), {**os.environ, "LLAMASUP_RUNTIME": str(link)}),
+    ):
+        assert (given.watched_runtime, given.first().options.runtime) == (None, str(link))
     link.unlink()
     with pytest.raises(RuntimeMissing, match=str(link)):
         ConfigSource(serve_options(lambda: load(config, {})), os.environ)

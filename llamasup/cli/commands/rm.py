@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,13 +18,10 @@ from llamasup.cli.output.view import View, plural
 from llamasup.downloads.hub_settings import hub_endpoint
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.slots.store import sweep_slots
-from llamasup.models.removal import Removal, remove, to_remove
+from llamasup.models.removal import Removal, refuse_loaded, remove, to_remove
 from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import expanded
-from llamasup.system.text import memory_text, printable
-
-if TYPE_CHECKING:
-    import psutil
+from llamasup.system.text import memory_text
 
 __all__ = ["commands", "rm"]
 
@@ -54,7 +50,7 @@ def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json:
         top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
         removals = to_remove(models, top, hub_endpoint(os.environ))
         for removal in removals:
-            _refuse_loaded(removal)
+            refuse_loaded(removal)
         for removal in removals:
             size = memory_text(removal.size_bytes)
             view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
@@ -89,37 +85,3 @@ def _is_confirmed(removals: Sequence[Removal], view: View) -> bool:
         )
     view.say("info", "rm", "Delete? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _refuse_loaded(removal: Removal) -> None:
-    """Raises UsageInvalid if a process of this user was started with one of the files."""
-    import psutil
-
-    files = {str(file.resolve()) for file in removal.files}
-    for process in psutil.process_iter(["cmdline"]):
-        command_line = process.info["cmdline"] or ()
-        # llama-server has the path after a flag; a program that only reads the file has it as an argument.
-        values = [value for flag, value in pairwise(command_line) if flag.startswith("-")]
-        paths = (path for value in values for path in (value, *_adapters(value)))
-        models = [path for path in paths if path.lower().endswith(".gguf")]
-        if models and not files.isdisjoint(_real_paths(models, process)):
-            raise UsageInvalid(
-                f"{printable(removal.name)} is loaded by process {process.pid}.",
-                remedy="Unload it first (llamasup unload MODEL), or stop that process.",
-            )
-
-
-def _adapters(value: str) -> list[str]:
-    """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
-    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
-
-
-def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
-    """The paths, relative to the working directory of ``process``."""
-    import psutil
-
-    try:
-        folder = process.cwd()
-    except psutil.Error:  # another user's process, or an ended one
-        folder = "/"
-    return (os.path.realpath(os.path.join(folder, path)) for path in paths)  # noqa: PTH118 - text, as given

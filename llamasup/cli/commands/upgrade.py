@@ -68,11 +68,12 @@ def upgrade(
         if json:
             write_json(answer)
         view.say("info", "control", f"All models run the build {_build(answer['runtime'])}")
-        view.say("info", "control", f"Proven: {answer['reason']}")
+        is_proven = answer["proof"]["requests"] > 0
+        view.say("info", "control", f"{'Proven' if is_proven else 'Not proven'}: {answer['reason']}")
         view.say(
             "warning",
             "control",
-            "To keep it after the next start, write it into the config, or use --runtime",
+            "To keep it after the next start, write it into the config, or point its link to it",
         )
 
     return with_client(target, act)
@@ -105,7 +106,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     if report["runtime"] is None:
         yield "There was no upgrade since llamasup started."
         return
-    yield f"from   {_build(report['before'])}"
+    if report["before"] is not None:
+        yield f"from   {_build(report['before'])}"
     yield f"to     {_build(report['runtime'])}"
     if report["state"] != "none":
         yield f"state  {_STATES.get(report['state'], report['state'])}"

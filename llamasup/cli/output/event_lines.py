@@ -62,6 +62,8 @@ _COMMAND_ACTIVITIES = {
     "unload": "unloading",
     "restart": "restarting",
     "reload": "restarting",
+    "pull": "downloading",
+    "rm": "removing",
     "upgrade": "reading the new build of",
 }
 

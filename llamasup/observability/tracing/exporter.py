@@ -32,6 +32,7 @@ from llamasup.observability.tracing.settings import (
 )
 from llamasup.observability.tracing.spans import is_traced, spans_of
 from llamasup.system.batch_writer import BatchWriter
+from llamasup.system.own_command import python_executable
 
 __all__ = ["CLOSE_TIMEOUT_S", "MAX_PENDING", "SpanExporter", "span_exporter"]
 
@@ -45,6 +46,12 @@ WARN_AGAIN_S: Final = 600.0  # a collector that fails again and again is reporte
 _ANSWER_BYTES: Final = 65_536
 
 
+def _no_package() -> str:
+    if python_executable() is None:
+        return "this application has no support for traces."
+    return 'the package opentelemetry-proto is missing. Install it: pip install "llamasup[otel]"'
+
+
 def span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
     """The exporter of ``environ``; None if tracing is off. Warns if it is on and cannot work."""
     match read_settings(environ):
@@ -55,11 +62,7 @@ def span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
             return None
         case settings:
             if not _has_package():
-                _log.warning(
-                    "no spans are sent to %s: the package opentelemetry-proto is missing."
-                    ' Install it: pip install "llamasup[otel]"',
-                    settings.shown_url,
-                )
+                _log.warning("no spans are sent to %s: %s", settings.shown_url, _no_package())
                 return None
             return SpanExporter(settings)
 

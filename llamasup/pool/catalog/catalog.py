@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
@@ -47,6 +48,7 @@ class Catalog:
         """The id of this node for other nodes."""
         self._factory = create
         self._on_demand: dict[str, None] = {}  # ids in the order of creation
+        self._before_removal: Registry | None = None
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # by exact name
         self._routes: dict[str, ModelRoute] = {}  # by id
@@ -107,11 +109,18 @@ class Catalog:
         return self._create_on_demand(model) if create and found.refused is None else None
 
     def _create_on_demand(self, name: str) -> ManagedModel | None:
-        spec = None if self._factory is None else self._factory(name)
-        if spec is None or not self._make_room_for_one():
-            return None
+        spec = None if self._factory is None or self._before_removal is not None else self._factory(name)
+        return self._add_on_demand(spec) if spec is not None and self._make_room_for_one() else None
+
+    def can_create(self, name: str) -> ModelSpec | None:
+        """The spec that a request for this unknown name would create; None if it would get an error."""
+        refused = self._unknown(name).refused is not None
+        return None if self._factory is None or refused else self._factory(name)
+
+    def _add_on_demand(self, spec: ModelSpec) -> ManagedModel:
         self._on_demand[spec.id] = None
-        self._by_name[name] = managed = self.pool.add(spec)
+        managed = self.pool.add(spec)
+        self._by_name |= dict.fromkeys(spec.names, managed)
         self._routes[spec.id] = ModelRoute(resolved(spec), managed.served)
         return managed
 
@@ -130,6 +139,33 @@ class Catalog:
                 self._routes[id_] = ModelRoute(resolved(spec), other.served)
                 return
 
+    @contextmanager
+    def removal(self) -> Iterator[None]:
+        """While files are removed, requests create no models: one could load such a file."""
+        self._before_removal = self.registry
+        try:
+            yield
+        finally:
+            self._before_removal = None
+
+    def withdraw(self, ids: Collection[str]) -> Callable[[bool], None]:
+        """Serve these models no longer: requests for them are refused.
+
+        The result serves them again; with True, without those on demand, whose files are gone.
+        """
+        before = self.registry
+        on_demand = [self.pool.managed_models[id_].spec for id_ in self._on_demand if id_ in ids]
+        for spec in on_demand:
+            self._remove_model(self.pool.managed_models[spec.id])
+        self.apply(before.without(ids))
+
+        def serve(gone: bool) -> None:
+            self.apply(before)
+            for spec in () if gone else on_demand:
+                self._add_on_demand(spec)
+
+        return serve
+
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """Remove a model on demand with all its names."""
         for name in managed.spec.names:
@@ -141,13 +177,17 @@ class Catalog:
         """``find``, but raises ModelUnknown, with similar names."""
         managed = self.find(model, create=create)
         if managed is None:
-            unknown = self._unknown(model)
-            if unknown.refused is not None:
-                raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
+            self.refuse_ambiguous(model)
             error = self._refusal(model)
-            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
+            remedy = error.remedy if self._unknown(model).near else "llamasup ps --all lists the models."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return managed
+
+    def refuse_ambiguous(self, model: str) -> None:
+        """Raises ModelUnknown for a name of several files."""
+        refused = self._unknown(model).refused
+        if refused is not None:
+            raise ModelUnknown(f"{refused.message}.", remedy=refused.remedy)
 
     @property
     def _default(self) -> ManagedModel | None:
@@ -165,6 +205,9 @@ class Catalog:
         return found if isinstance(found, Unknown) else Unknown(model)
 
     def _why_unknown(self, model: str | None) -> Unavailable:
+        before = self._before_removal
+        if before is not None and model is not None and (before.resolve(model) or self.can_create(model)):
+            return _REMOVING
         error = self._refusal(model)
         return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
 
@@ -259,6 +302,7 @@ class Catalog:
         return found
 
 
+_REMOVING = Unavailable(503, "Files of a model are being removed", cause="removing", retry_after_s=1.0)
 _STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_after_s=1.0)
 
 

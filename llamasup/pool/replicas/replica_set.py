@@ -17,6 +17,7 @@ from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
+from llamasup.repair.kinds import Repairs
 from llamasup.supervision.availability import NOT_RUNNING
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -52,7 +53,7 @@ class ReplicaSet:
             on_wanted=on_wanted,
             on_unserved=on_unserved,
         )
-        self.repairs_tool_calls = policy.repairs_tool_calls
+        self.repairs = _prepared(policy.repairs)
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
@@ -141,7 +142,7 @@ class ReplicaSet:
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
         )
-        self.repairs_tool_calls = policy.repairs_tool_calls
+        self.repairs = _prepared(policy.repairs)
         for runner in self.runners:
             runner.set_policy(policy)
         self.queue.changed()
@@ -212,6 +213,14 @@ class ReplicaSet:
         if self._balancer is None:
             return endpoints[0]
         return self._balancer.pick(endpoints, infers=infers, body=body)
+
+
+def _prepared(repairs: Repairs) -> Repairs:
+    if repairs.json:
+        from llamasup.repair.schema_check import import_package  # here, because few models ask for it
+
+        import_package()
+    return repairs
 
 
 def _retry_priority(why: Unavailable) -> tuple[bool, float]:

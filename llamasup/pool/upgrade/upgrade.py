@@ -18,7 +18,15 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BuildRefused, BuildUnproven, Conflict, LlamasupError, Stopping, UsageInvalid
+from llamasup.errors import (
+    BuildRefused,
+    BuildUnproven,
+    Conflict,
+    LlamasupError,
+    RuntimeMissing,
+    Stopping,
+    UsageInvalid,
+)
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool.estimate import estimate_model
@@ -148,7 +156,9 @@ class Upgrade:
 
     async def preview(self, choice: str) -> Mapping[str, Any]:
         """What ``upgrade`` would change in the plans. A model with a ``problem`` refuses the build."""
-        swap = await self._builds(choice)
+        new = await self._find(choice)
+        swap = _Swap(await self._find(self._pool.options.runtime), new)
+        self._refuse_running(swap)
         return _Report("none", swap.before, swap.after, await self._compare(swap)).as_json()
 
     async def upgrade(self, choice: str) -> Mapping[str, Any]:
@@ -171,13 +181,21 @@ class Upgrade:
         """The error, which must not end the other tasks."""
         swap: _Swap | None = None
         try:
-            swap = await self._builds(choice)
+            new = await self._find(choice)
+            try:
+                old = await self._find(self._pool.options.runtime)
+            except RuntimeMissing as missing:
+                await self._take(new, missing)
+                return None
+            found = _Swap(old, new)
+            self._refuse_running(found)
+            swap = found
             self._report = _Report("reading", swap.before, swap.after)
             await self._upgrade(swap)
         except LlamasupError as error:
             if swap is not None:  # otherwise nothing has begun
                 self._change("refused", reason=error.message, remedy=error.remedy)
-            _log.warning("upgrade: %s", error.message)
+            _log.warning("upgrade: %s %s", error.message, error.remedy)
             return error
         except Exception as error:
             _log.exception("the upgrade failed")
@@ -235,16 +253,36 @@ class Upgrade:
                 remedy=error.remedy,
             ) from error
 
-    async def _builds(self, choice: str) -> _Swap:
-        options = self._pool.options
-        new = await asyncio.to_thread(find_runtime, choice, options.environ)
-        old = await asyncio.to_thread(find_runtime, options.runtime, options.environ)
-        if os.path.realpath(new.path) == os.path.realpath(old.path):  # noqa: ASYNC240 - it was just read
+    async def _find(self, choice: str | None) -> Runtime:
+        """The build, whose path is that of its file: a link to it may change while it serves."""
+        environ = self._pool.options.environ
+        found = await asyncio.to_thread(find_runtime, choice, environ)
+        real = os.path.realpath(found.path)  # noqa: ASYNC240 - it was just read
+        if found.kind == "embedded" or real == found.path:
+            return found
+        return await asyncio.to_thread(find_runtime, real, environ)
+
+    def _refuse_running(self, swap: _Swap) -> None:
+        if swap.new.path == swap.old.path:
             raise UsageInvalid(
-                f"{new.path} is the build that llamasup runs.",
+                f"{swap.new.path} is the build that llamasup runs.",
                 remedy="Put the new build into its own folder, so that llamasup can return to the old one.",
             )
-        return _Swap(old, new)
+
+    async def _take(self, new: Runtime, missing: RuntimeMissing) -> None:
+        """Serve all models with the new build without a proof: with the file of the old one gone, nothing
+        can be compared, and its servers cannot start again.
+        """
+        build = _Build.of(new)
+        why = f"without a proof, because the old build is gone: {missing.message.rstrip('.')}"
+        _log.warning("upgrade: the models get %s %s", build, why)
+        self.close()
+        self._report = _Report("rolling_out", new=build, reason=why)
+        while (managed := self._with_other(build)) is not None:
+            if await self._roll_out(managed, build) is None:
+                self._note("upgrade", managed, build, why)
+        self._use(new)
+        self._change("kept")
 
     async def _compare(self, swap: _Swap) -> tuple[PlanChange, ...]:
         """A downloaded model is read from its file here, which is known once it was loaded."""

@@ -85,6 +85,11 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
             "does not use.",
             remedy="Add the folder to models_dir.",
         )
+    if config.runtime.watch and is_hidden(config.runtime.path or ""):
+        raise ConfigInvalid(
+            f"runtime.watch: a service cannot follow {config.runtime.path!r}, which its sandbox hides.",
+            remedy="Put llama.cpp into another folder, such as one in /opt, or remove watch.",
+        )
     runtime = find_runtime(request.runtime, environ, config.runtime.path)
     downloads = _downloads(config)
     # A user's own service reads the files itself.

@@ -244,6 +244,17 @@ def test_missing_extra_is_a_warning_with_the_command(
     )
 
 
+def test_message_of_an_application_without_python_does_not_name_pip(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sys, "frozen", "llamasup", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert span_exporter(ON) is None
+    (line,) = caplog.messages
+    assert line.endswith("/v1/traces: this application has no support for traces.")
+
+
 def test_package_that_cannot_be_imported_costs_spans_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, receiver: Collector
 ) -> None:

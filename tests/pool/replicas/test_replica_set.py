@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import BUSY, Unavailable
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.supervision.availability import NOT_RUNNING, STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
@@ -531,3 +534,33 @@ async def test_full_model_counts_requests_of_all_replicas() -> None:
     assert why is not None
     assert why.message == "The model is busy with 2 requests, and 1 more waits"
     assert why.retry_after_s == 20.0  # second in the queue, and two requests end every 20 s
+
+
+IMPORTED = """
+import sys
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
+from llamasup.supervision.states import Policy
+json = Policy(repairs=Repairs(json=True))
+"""
+
+
+def test_policy_says_what_is_repaired() -> None:
+    served = ReplicaSet(policy=Policy(repairs=Repairs(json=True)))
+    assert served.repairs == Repairs(json=True)
+    served.apply_policy(Policy())
+    assert served.repairs is NO_REPAIRS
+
+
+@pytest.mark.parametrize(
+    ("code", "is_imported"),
+    [
+        ("ReplicaSet(policy=json)", True),
+        ("ReplicaSet(policy=Policy()).apply_policy(json)", True),
+        ("ReplicaSet(policy=Policy(repairs=Repairs(tool_calls=True)))", False),
+    ],
+)
+def test_no_request_waits_for_the_import_of_its_check(code: str, *, is_imported: bool) -> None:
+    code = f"{IMPORTED}{code}\nprint('jsonschema' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{is_imported}\n"

@@ -192,6 +192,39 @@ async def test_reload_and_new_model_keep_the_new_build(
         assert launch.launch.runtime.path == rig.used[0]
 
 
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_link_to_a_build_may_change_while_it_serves(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        link = tmp_path / "link"
+        link.symlink_to(rig.build())
+        await rig.upgrade.upgrade(str(link))
+        link.unlink()
+        assert rig.used == [str(tmp_path / "new-server")]
+        await rig.models.load("b")
+        assert await rig.models.ask("b").served_by() == 1
+
+
+@async_test
+async def test_models_get_the_new_build_if_the_old_one_is_gone(
+    tmp_path: Path, specs: list[ModelSpec]
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        before = rig.models.pids("a")
+        (tmp_path / "old-server").unlink()
+        await rig.run()
+        status = rig.upgrade.status()
+        assert (status["state"], status["before"]) == ("kept", None)
+        assert "the old build is gone" in status["reason"]
+        assert rig.models.pids("a") != before
+        for name in "ab":
+            await rig.models.load(name)
+            assert await rig.models.ask(name).served_by() == 1
+        assert rig.used == [str(tmp_path / "new-server")]
+
+
 # --- bad builds
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from msgspec.structs import replace
@@ -134,16 +135,21 @@ def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Pa
 @pytest.mark.slow
 def test_unit_leaves_a_watched_link_to_the_config(tmp_path: Path, tiny_model: Path) -> None:
     tmp_path.chmod(0o755)
-    link, config = tmp_path / "current", tmp_path / "config.yaml"
-    link.symlink_to(install(tmp_path / "build"))
-    model = tmp_path / "m.gguf"
+    config, model = tmp_path / "config.yaml", tmp_path / "m.gguf"
     model.write_bytes(tiny_model.read_bytes())
-    commands = {}
-    for watch in (False, True):
-        keys = {"runtime": {"path": str(link), "watch": watch}, "models": {"m": {"path": str(model)}}}
-        config.write_text(json.dumps(keys))
-        done = run_to_end("service", "print", "--config", str(config), "--run-as", "daemon")
-        assert done.returncode == 0, done.stderr
-        commands[watch] = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
-    assert f"--runtime {link}" in commands[False]
-    assert "--runtime" not in commands[True]
+    with TemporaryDirectory(dir="/opt") as folder:  # the sandbox hides /tmp
+        Path(folder).chmod(0o755)
+        link = Path(folder) / "current"
+        link.symlink_to(install(Path(folder) / "build"))
+        commands = {watch: unit_of(config, model, link, watch=watch) for watch in (False, True)}
+    assert f"--runtime {link}" in commands[False].stdout
+    assert "--runtime" not in commands[True].stdout
+    hidden = tmp_path / "current"
+    hidden.symlink_to(install(tmp_path / "build"))
+    assert "a service cannot follow" in unit_of(config, model, hidden, watch=True).stderr
+
+
+def unit_of(config: Path, model: Path, runtime: Path, *, watch: bool) -> subprocess.CompletedProcess[str]:
+    keys = {"runtime": {"path": str(runtime), "watch": watch}, "models": {"m": {"path": str(model)}}}
+    config.write_text(json.dumps(keys))
+    return run_to_end("service", "print", "--config", str(config), "--run-as", "daemon")

@@ -1,0 +1,5 @@
+mod chat;
+mod process;
+
+pub use chat::chat;
+pub use process::Llamasup;
