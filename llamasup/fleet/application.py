@@ -82,9 +82,10 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         look_back_period_s=window_s,
         upscale_delay_s=fleet.upscale_after_s,
         downscale_delay_s=fleet.downscale_after_s,
-        downscale_to_zero_delay_s=fleet.idle_after_s,
+        downscale_to_zero_delay_s=0.0,  # the policy waits
         policy=AutoscalingPolicy(
-            policy_function=ScaleByLoad, policy_kwargs={"target": fleet.target_load / 100}
+            policy_function=ScaleByLoad,
+            policy_kwargs={"target": fleet.target_load / 100, "idle_after_s": fleet.idle_after_s},
         ),
     )
     node = serve.deployment(Node).options(
