@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,19 +31,33 @@ from starlette.responses import JSONResponse, Response
 from llamasup._version import __version__
 from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority
-from llamasup.fleet.directory_table import SETTLED_AFTER_S, DirectoryTable
-from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, NodeLoad, NodeReport, Poll
+from llamasup.fleet.directory_table import DirectoryTable
+from llamasup.fleet.messages import (
+    LEAVE_S,
+    POLL_PATH,
+    POLL_S,
+    SIGNATURE,
+    ListedModel,
+    NodeLoad,
+    NodeReport,
+    Poll,
+)
 from llamasup.fleet.node_process import NO_ANSWER, STOP_S, NodeProcess, NodeSpec
 from llamasup.fleet.scaling import LOAD, ScaleByLoad
-from llamasup.fleet.secret import directory_key, signature
-from llamasup.fleet.serve_view import DIRECTORY, deployment_name
+from llamasup.fleet.secret import directory_key, fleet_id, signature
+from llamasup.fleet.serve_view import (
+    DIRECTORY,
+    FLEET_ID,
+    Deployed,
+    deployment_name,
+    failed_models,
+    next_version,
+)
 from llamasup.settings.sections import Fleet, FleetModel
 
 __all__ = ["FleetModelSpec", "application"]
 
 _REPORT_S = 1.0
-_LEAVE_S = SETTLED_AFTER_S + 3.0
-"""How long a node that ends waits at most until all fronts know it, also if the directory just started."""
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -51,7 +68,9 @@ _log = logging.getLogger("ray.serve")
 
 
 class FleetModelSpec(Struct, frozen=True):
-    """``actor_options``: what Ray reserves for each replica."""
+    """``node``: without the secret, which ``application`` adds. ``actor_options``: what Ray reserves for each
+    replica.
+    """
 
     node: NodeSpec
     aliases: tuple[str, ...]
@@ -59,18 +78,30 @@ class FleetModelSpec(Struct, frozen=True):
     own: FleetModel
 
 
-def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> serve.Application:
+def application(
+    fleet: Fleet,
+    models: Iterable[FleetModelSpec],
+    secret: str,
+    deployed: Mapping[str, Deployed] = MappingProxyType({}),
+) -> serve.Application:
+    """``deployed``: what runs already, by the names of the deployments."""
     specs = {spec.node.model: spec for spec in models}
-    handles = {model: _model(fleet, spec) for model, spec in specs.items()}
+    handles = {model: _model(fleet, spec, secret, deployed) for model, spec in specs.items()}
     listed = [ListedModel(model, spec.aliases) for model, spec in specs.items()]
     directory = serve.deployment(Directory).options(
-        name=DIRECTORY, ray_actor_options={"num_cpus": 0}, num_replicas=1, max_ongoing_requests=_ONGOING
+        name=DIRECTORY,
+        ray_actor_options={"num_cpus": 0},
+        num_replicas=1,
+        max_ongoing_requests=_ONGOING,
+        user_config={FLEET_ID: fleet_id(secret)},
     )
     encoded = msgspec.json.encode(listed)
-    return _versioned(directory, encoded, secret.encode()).bind(encoded, secret, handles)
+    return _versioned(directory, deployed, encoded, secret.encode()).bind(encoded, secret, handles)
 
 
-def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
+def _model(
+    fleet: Fleet, spec: FleetModelSpec, secret: str, deployed: Mapping[str, Deployed]
+) -> serve.Application:
     least = fleet.min_replicas if spec.own.min_replicas is None else spec.own.min_replicas
     most = fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas
     # Serve's look-back window; the delays come after it.
@@ -96,20 +127,23 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
-        graceful_shutdown_timeout_s=_LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
+        graceful_shutdown_timeout_s=LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
         max_surge_percent=100 if fleet.surge else 0,
     )
-    encoded = msgspec.json.encode(spec.node)
-    return _versioned(node, encoded).bind(encoded)
+    encoded = msgspec.json.encode(replace(spec.node, secret=secret))
+    return _versioned(node, deployed, encoded).bind(encoded)
 
 
-def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
+def _versioned(
+    deployment: serve.Deployment, deployed: Mapping[str, Deployed], *parts: bytes
+) -> serve.Deployment:
     """``deployment`` with a version of its content and of llamasup.
 
     Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without changes.
     No public option sets it; ``serve deploy`` sets the versions itself.
     """
-    deployment._version = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
+    content = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
+    deployment._version = next_version(content, deployed.get(deployment.name), secrets.token_hex(4))
     return deployment
 
 
@@ -157,7 +191,7 @@ class Node:
         """
         reporting, cuts = getattr(self, "_reporting", None), True
         if reporting is not None:
-            await self._tell("leave", _LEAVE_S + 2.0)
+            await self._tell("leave", LEAVE_S + 2.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spec.drain_timeout_s):
                     await self._idle()
@@ -193,6 +227,9 @@ class Directory:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
     ) -> None:
+        self._app = ""
+        with contextlib.suppress(RayServeException):  # a test has no Serve around it
+            self._app = serve.get_replica_context().app_name
         self._secret = secret
         self._handles = handles
         self._table = DirectoryTable(
@@ -203,7 +240,11 @@ class Directory:
         )
         self._news = asyncio.Event()
         self._wakes: dict[str, asyncio.Task[None]] = {}
-        self._expiring = asyncio.get_running_loop().create_task(self._expire(), name="expire")
+        self._failures: Mapping[str, str] = {}
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch")
+
+    def reconfigure(self, _: Mapping[str, str]) -> None:
+        """Serve calls it with ``user_config``, which ``llamasup fleet`` reads from Serve's own state."""
 
     # --- nodes ------------------------------------------------------------------------------------------
 
@@ -225,7 +266,7 @@ class Directory:
         self._publish()
         version = self._table.version
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(LEAVE_S):
                 while not self._table.all_have_seen(version):  # noqa: ASYNC110 - polls tell it, one by one
                     await asyncio.sleep(0.02)
 
@@ -274,34 +315,49 @@ class Directory:
 
     def _wake(self) -> None:
         """Let one call wait at Serve for each model without a node that requests wait for, so that Serve
-        starts its first replica.
+        starts its first replica. It waits on if the requests give up, so that a start ends.
+
+        A deployment that has failed gets no call: Serve (2.60) would start nothing for it, and not forget the
+        failure, as it does when nothing has asked for the model for ``ABSENT_S``.
         """
-        wanted = self._table.wanted()
-        for model in wanted.keys() - self._wakes.keys():
+        for model in self._table.wanted().keys() - self._wakes.keys() - self._failures.keys():
             task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
             self._wakes[model] = task
             task.add_done_callback(partial(self._woken, model))
-        for model in self._wakes.keys() - wanted.keys():
-            self._wakes[model].cancel()
 
     async def _wait_for(self, model: str) -> None:
         try:
             await self._handles[model].wake.remote()
-        except Exception as error:  # the next poll tries again
+        except Exception as error:  # the next look at Serve's state tries again
             _log.warning("The model %s does not start: %r", model, error)
 
     def _woken(self, model: str, _: asyncio.Task[None]) -> None:
         self._wakes.pop(model, None)
 
+    async def _note_failures(self) -> None:
+        """What Serve says of the models that requests wait for: not each failed start runs code of a node."""
+        if not self._wakes and not self._table.wanted():
+            return
+        with contextlib.suppress(Exception):  # the controller may start again
+            application = (await asyncio.to_thread(serve.status)).applications[self._app]
+            self._failures = failed_models(application)
+        for model, problem in self._failures.items():
+            if (wake := self._wakes.get(model)) is not None:
+                wake.cancel()
+            if self._table.failed(model, problem):
+                self._publish()
+        self._wake()
+
     def _publish(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def _expire(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_S)
             if self._table.expire(time.monotonic()):
                 self._publish()
+            await self._note_failures()
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Snapshot
+from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeReport, Poll, Snapshot
 
-__all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
+__all__ = ["GONE_AFTER_S", "DirectoryTable"]
 
 GONE_AFTER_S: Final = 30.0
 """A node reports each second, unless its machine or Ray is very busy. Long, because a node that is not listed
 gets no new requests; fronts see by themselves, in seconds, that a node does not answer.
 """
-SETTLED_AFTER_S: Final = 5.0
-"""By then, each node has reported to a directory that was started again."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct
 
 from llamasup.fleet.messages import NodeReport
 from llamasup.http.address import is_loopback
 from llamasup.settings.sections import Fleet
 
-__all__ = ["DIRECTORY", "deployment_name", "first_line", "serve_address", "status_of", "why_not_ready"]
+__all__ = [
+    "DIRECTORY",
+    "FLEET_ID",
+    "Deployed",
+    "deployment_name",
+    "failed_models",
+    "has_failed",
+    "next_version",
+    "reason",
+    "route_prefix",
+    "serve_address",
+    "status_of",
+    "why_not_ready",
+]
 
 DIRECTORY: Final = "directory"
+FLEET_ID: Final = "fleet_id"
+"""The key of the directory's ``user_config`` with the id of its fleet."""
 _PREFIX: Final = "model-"
 _PORT: Final = 8000  # Serve's own default
 _APPLICATION: Final = {
     "NOT_STARTED": "deploying",
+    "DEPLOYING": "deploying",
     "DEPLOY_FAILED": "failed",
+    "RUNNING": "running",
+    "UNHEALTHY": "unhealthy",
     "DELETING": "ending",
 }
-_DEPLOYMENT: Final = {"HEALTHY": "ready", "DEPLOY_FAILED": "failed"}
+_DEPLOYMENT: Final = {
+    "UPDATING": "updating",
+    "HEALTHY": "ready",
+    "UNHEALTHY": "unhealthy",
+    "DEPLOY_FAILED": "failed",
+    "UPSCALING": "upscaling",
+    "DOWNSCALING": "downscaling",
+}
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(?:: (.*))?")
+"""The last line of a traceback: the error and what it says."""
 
 
 def deployment_name(model: str) -> str:
@@ -40,9 +71,63 @@ def serve_address(fleet: Fleet) -> tuple[str, int]:
     return (host if is_loopback(host) else "0.0.0.0", url.port or 80)  # noqa: S104
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of its message; the name of the error without one."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def route_prefix(fleet: Fleet) -> str:
+    """The path of ``directory``, so that one Serve can have several fleets."""
+    return "/" + urlsplit(fleet.directory or "").path.strip("/")
+
+
+class Deployed(Struct, frozen=True):
+    """A deployment that Serve has. ``failed``: its replicas failed to start."""
+
+    version: str
+    failed: bool
+
+
+def next_version(content: str, deployed: Deployed | None, nonce: str) -> str:
+    """The version of a deployment. ``content``: a hash of what it runs.
+
+    Serve (2.60) ignores a deployment with the same version, and starts no replica of one that has failed,
+    also if what was wrong is corrected. The version that this needs has to stay at later deployments, which
+    would replace the replicas otherwise.
+    """
+    if deployed is None or deployed.version.partition("-")[0] != content:
+        return content
+    return f"{content}-{nonce}" if deployed.failed else deployed.version
+
+
+def reason(message: str) -> str:
+    """What went wrong, in one line, of a message of Serve or Ray: they may have colours, an introduction of
+    Serve that ends with ``Error:``, and a traceback.
+    """
+    text = _COLOURS.sub("", message)
+    before, traceback, lines = text.rpartition("Traceback (most recent call last):\n")
+    for line in reversed(lines.splitlines() if traceback else ()):
+        if (raised := _RAISED.fullmatch(line.rstrip())) is not None:
+            name, said = raised.groups()
+            return said if name.startswith("llamasup.") and said else raised[0]
+    introduced = (before or text).rpartition(" Error:\n")[2]
+    return next((line.strip() for line in introduced.splitlines() if line.strip()), "")
+
+
+def failed_models(application: Any) -> Mapping[str, str]:
+    """The models that Serve does not start any more, each with the reason."""
+    return {
+        _model_of(name): reason(deployment.message)
+        for name, deployment in application.deployments.items()
+        if name != DIRECTORY and has_failed(deployment)
+    }
+
+
+def has_failed(deployment: Any) -> bool:
+    """Whether Serve has given up, or would without replicas that run. Its status alone does not say it: it
+    depends on what the deployment did before.
+    """
+    statuses = (deployment.status.value, deployment.status_trigger.value)
+    return "DEPLOY_FAILED" in statuses or "REPLICA_STARTUP_FAILED" in statuses
+
+
+def _model_of(deployment: str) -> str:
+    return unquote(deployment.removeprefix(_PREFIX))
 
 
 def status_of(
@@ -53,20 +138,22 @@ def status_of(
     """
     if application is None:
         return {"application": None, "message": None, "models": [], "nodes": []}
-    state = application.status.value
+    models = [
+        {
+            "id": _model_of(name),
+            "state": "failed" if has_failed(deployment) else _DEPLOYMENT[deployment.status.value],
+            "replicas": {state.lower(): count for state, count in deployment.replica_states.items()},
+            "message": reason(deployment.message) or None,
+        }
+        for name, deployment in application.deployments.items()
+        if name != DIRECTORY
+    ]
+    # Serve's own message only counts the models that it is about.
+    said = "" if any(model["message"] for model in models) else reason(application.message)
     return {
-        "application": _APPLICATION.get(state, state.lower()),
-        "message": application.message or no_nodes or None,
-        "models": [
-            {
-                "id": unquote(name.removeprefix(_PREFIX)),
-                "state": _DEPLOYMENT.get(deployment.status.value, deployment.status.value.lower()),
-                "replicas": {state.lower(): count for state, count in deployment.replica_states.items()},
-                "message": deployment.message or None,
-            }
-            for name, deployment in application.deployments.items()
-            if name != DIRECTORY
-        ],
+        "application": _APPLICATION[application.status.value],
+        "message": said or no_nodes or None,
+        "models": models,
         "nodes": None
         if nodes is None
         else [

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from llamasup.fleet.directory_table import GONE_AFTER_S, SETTLED_AFTER_S, DirectoryTable
-from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, NodeReport, Poll
+from llamasup.fleet.directory_table import GONE_AFTER_S, DirectoryTable
+from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeLoad, NodeReport, Poll
 
 TINY = ListedModel("tiny", ("gpt-tiny",))
 NODE = NodeReport("tiny@a", "https://192.0.2.1:1", "tiny")
