@@ -30,6 +30,7 @@ from llamasup.fleet.serve_view import (
     FLEET_ID,
     Deployed,
     has_failed,
+    is_reached_at,
     reason,
     route_prefix,
     serve_address,
@@ -158,7 +159,7 @@ class Cluster(Struct, frozen=True):
     """
 
     serve: Any
-    client: Callable[[], Any]
+    client: Callable[..., Any]
     address: str
 
 
@@ -176,8 +177,7 @@ def deploy(
     with _connected(fleet) as cluster:
         deployed = _deployed(cluster, fleet, environ)
         secret = fleet_secret(fleet, environ, create=deployed is None)
-        host, port = serve_address(fleet)
-        cluster.serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        _start_serve(cluster, fleet)
         target = application(fleet, models, secret, deployed or {})
         cluster.serve.run_many(
             [cluster.serve.RunTarget(target=target, name=fleet.name, route_prefix=route_prefix(fleet))],
@@ -203,6 +203,26 @@ def deploy(
                 remedy="Correct what it says, and deploy again.",
             )
         return shown
+
+
+def _start_serve(cluster: Cluster, fleet: Fleet) -> None:
+    """A Serve that runs already keeps its address. Raises ConfigInvalid if it is another one."""
+    host, port = serve_address(fleet)
+    ran = cluster.client(raise_if_no_controller_running=False) is not None
+    try:
+        cluster.serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+    except Exception:
+        if not ran:  # its controller runs, and would keep an address that cannot be used
+            cluster.serve.shutdown()
+        raise
+    http = cluster.client().http_config
+    if not is_reached_at((host, port), (http.host, http.port)):
+        raise ConfigInvalid(
+            f"Ray Serve runs at {http.host}:{http.port} already, and fronts of this config expect it at "
+            f"{host}:{port}.",
+            remedy="Set `fleet.directory` or `fleet.listen` to its address; or end Serve with all of its "
+            "applications (`serve shutdown -y`), and deploy again.",
+        )
 
 
 def status(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
@@ -336,7 +356,7 @@ def _connected(fleet: Fleet) -> Iterator[Cluster]:
         # Ray's time-outs are TimeoutErrors, which are OSErrors.
         failure = FleetLate if isinstance(error, TimeoutError) else FleetUnusable
         raise failure(
-            f"Ray at {address} failed: {type(error).__name__}: {_said(error)}",
+            f"Ray at {address} failed: {reason(f'{type(error).__name__}: {error}')}",
             remedy="`ray status` shows the state of the cluster; its logs are in "
             "/tmp/ray/session_latest/logs.",
         ) from error

@@ -20,6 +20,7 @@ __all__ = [
     "deployment_name",
     "failed_models",
     "has_failed",
+    "is_reached_at",
     "next_version",
     "reason",
     "route_prefix",
@@ -50,8 +51,8 @@ _DEPLOYMENT: Final = {
     "DOWNSCALING": "downscaling",
 }
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(?:: (.*))?")
-"""The last line of a traceback: the error and what it says."""
+_RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?")
+"""The last line of a traceback: the error without its module, and what it says."""
 
 
 def deployment_name(model: str) -> str:
@@ -69,6 +70,11 @@ def serve_address(fleet: Fleet) -> tuple[str, int]:
         return "0.0.0.0", _PORT  # noqa: S104 - the directory checks a key, and serves nothing else
     host = url.hostname or ""
     return (host if is_loopback(host) else "0.0.0.0", url.port or 80)  # noqa: S104
+
+
+def is_reached_at(wanted: tuple[str, int], actual: tuple[str, int]) -> bool:
+    """Whether fronts that expect a Serve at ``wanted`` reach one that runs at ``actual``."""
+    return wanted[1] == actual[1] and (is_loopback(wanted[0]) or not is_loopback(actual[0]))
 
 
 def route_prefix(fleet: Fleet) -> str:
@@ -100,13 +106,15 @@ def reason(message: str) -> str:
     Serve that ends with ``Error:``, and a traceback.
     """
     text = _COLOURS.sub("", message)
-    before, traceback, lines = text.rpartition("Traceback (most recent call last):\n")
-    for line in reversed(lines.splitlines() if traceback else ()):
-        if (raised := _RAISED.fullmatch(line.rstrip())) is not None:
-            name, said = raised.groups()
-            return said if name.startswith("llamasup.") and said else raised[0]
-    introduced = (before or text).rpartition(" Error:\n")[2]
-    return next((line.strip() for line in introduced.splitlines() if line.strip()), "")
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in text or "ray::" in text:
+        for line in reversed(lines):
+            if (raised := _RAISED.fullmatch(line)) is not None:
+                name, said = raised.groups()
+                return said if name == "ServerFailed" and said else f"{name}: {said}" if said else name
+    if "Error:" in (introduced := [line.rpartition(" ")[2] for line in lines[:-1]]):
+        return lines[introduced.index("Error:") + 1]
+    return lines[0].strip() if lines else ""
 
 
 def failed_models(application: Any) -> Mapping[str, str]:

@@ -235,6 +235,11 @@ class Rig:
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
+    def kill_raylet(self, node: Any) -> None:
+        """SIGKILL to the raylet alone. What it started has to end by itself."""
+        psutil.Process(next(info.process.pid for info in node.all_processes["raylet"])).kill()
+        self.nodes.remove(node)
+
     def node_with(self, server: psutil.Process) -> Any:
         """The Ray node of a llama-server."""
         above = {process.pid for process in server.parents()}

@@ -11,6 +11,7 @@ from llamasup.fleet.serve_view import (
     Deployed,
     deployment_name,
     failed_models,
+    is_reached_at,
     next_version,
     reason,
     route_prefix,
@@ -47,6 +48,23 @@ def test_two_models_never_have_one_deployment() -> None:
     assert not any(set("#/") & set(deployment_name(name)) for name in names)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "actual", "reached"),
+    [
+        (("0.0.0.0", 8000), ("0.0.0.0", 8000), True),
+        (("0.0.0.0", 8000), ("192.0.2.1", 8000), True),
+        (("0.0.0.0", 8000), ("127.0.0.1", 8000), False),
+        (("127.0.0.1", 8000), ("127.0.0.1", 8000), True),
+        (("127.0.0.1", 8000), ("0.0.0.0", 8000), True),
+        (("0.0.0.0", 8000), ("0.0.0.0", 8001), False),
+    ],
+)
+def test_serve_that_runs_already_must_be_where_fronts_expect_it(
+    wanted: tuple[str, int], actual: tuple[str, int], reached: bool
+) -> None:
+    assert is_reached_at(wanted, actual) == reached
+
+
 def test_path_of_the_directory_is_the_route_of_serve() -> None:
     for directory, route in (
         (None, "/"),
@@ -80,6 +98,12 @@ RuntimeError: Traceback (most recent call last):
     await self._process.start()
 {}
 """
+TASK = """\
+RayTaskError(RayServeException): \x1b[36mray::ServeController.deploy_applications()\x1b[39m (pid=27789)
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 401, in __get_result
+    raise self._exception
+ray.serve.exceptions.RayServeException: Prefix / is being used by application(s) chat.
+"""
 DIED = """\
 The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
 initial health check failing. See controller logs for details. Error:
@@ -95,10 +119,11 @@ The actor died unexpectedly before finishing this task.
         ("", ""),
         ("\n  one\ntwo", "one"),
         (FAILED.format("llamasup.errors.ServerFailed: Node a: no file"), "Node a: no file"),
-        (FAILED.format("llamasup.errors.ServerFailed"), "llamasup.errors.ServerFailed"),
+        (FAILED.format("llamasup.errors.ServerFailed"), "ServerFailed"),
         (FAILED.format("OSError: [Errno 28] No space left"), "OSError: [Errno 28] No space left"),
         ("Traceback (most recent call last):\n  File\nKeyError: 'a'\n", "KeyError: 'a'"),
         ("Traceback (most recent call last):\n  File ...", "Traceback (most recent call last):"),
+        (TASK, "RayServeException: Prefix / is being used by application(s) chat."),
         (DIED, "The actor died unexpectedly before finishing this task."),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -99,8 +98,10 @@ def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False
 
 @contextmanager
 def _waiting(view: View, text: str) -> Iterator[None]:
-    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs."""
-    with while_waiting(view, text), redirect_stdout(sys.stderr):
+    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs. What concerns
+    the fleet is in its state.
+    """
+    with while_waiting(view, text), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
