@@ -98,6 +98,18 @@ def test_example_is_valid_and_builds_the_application(example: str, tmp_path: Pat
     assert llamasup.fleet.app(arguments)._bound_deployment.name == "directory"
 
 
+def test_workers_of_kuberay_become_ready_without_a_proxy_and_their_number_changes() -> None:
+    document = yaml.safe_load((ROOT / "configs" / "fleet" / "rayservice.yaml").read_text())
+    cluster = document["spec"]["rayClusterConfig"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert yaml.safe_load(document["spec"]["serveConfigV2"])["proxy_location"] == "HeadOnly"
+    for group in cluster["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        (*_, probe) = container["readinessProbe"]["exec"]["command"]
+        assert "local_raylet_healthz" in probe
+        assert ":8000" not in probe
+
+
 def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_server: str) -> None:
     from llamasup.config import load
     from llamasup.fleet.deploy import _models, _needs
@@ -131,6 +143,7 @@ async def asked(directory: Any, path: str, body: bytes = b"", key: str = "") -> 
     return await directory(Request({"type": "http", "path": path, "headers": headers}, receive))
 
 
+@pytest.mark.check("X4", "401")
 @async_test
 async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> None:
     from llamasup.fleet.application import Directory
