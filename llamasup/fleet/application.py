@@ -49,9 +49,10 @@ from llamasup.fleet.serve_view import (
     DIRECTORY,
     FLEET_ID,
     Deployed,
+    Problem,
     deployment_name,
-    failed_models,
     next_version,
+    problems,
 )
 from llamasup.settings.sections import Fleet, FleetModel
 
@@ -63,6 +64,8 @@ _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
 _MAX_POLL = 1 << 20  # bytes; a poll names the models that requests wait for
+
+_LAST_FAILED = "its last start failed: "
 
 _log = logging.getLogger("ray.serve")
 
@@ -240,7 +243,7 @@ class Directory:
         )
         self._news = asyncio.Event()
         self._wakes: dict[str, asyncio.Task[None]] = {}
-        self._failures: Mapping[str, str] = {}
+        self._failed: set[str] = set()
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch")
 
     def reconfigure(self, _: Mapping[str, str]) -> None:
@@ -257,7 +260,8 @@ class Directory:
 
     async def failed(self, report: bytes, problem: str) -> None:
         """The node could not start."""
-        if self._table.failed(msgspec.json.decode(report, type=NodeReport).model, problem):
+        model = msgspec.json.decode(report, type=NodeReport).model
+        if self._table.note_problem(model, _LAST_FAILED + problem):
             self._publish()
 
     async def leave(self, report: bytes) -> None:
@@ -320,7 +324,7 @@ class Directory:
         A deployment that has failed gets no call: Serve (2.60) would start nothing for it, and not forget the
         failure, as it does when nothing has asked for the model for ``ABSENT_S``.
         """
-        for model in self._table.wanted().keys() - self._wakes.keys() - self._failures.keys():
+        for model in self._table.wanted().keys() - self._wakes.keys() - self._failed:
             task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
             self._wakes[model] = task
             task.add_done_callback(partial(self._woken, model))
@@ -334,17 +338,20 @@ class Directory:
     def _woken(self, model: str, _: asyncio.Task[None]) -> None:
         self._wakes.pop(model, None)
 
-    async def _note_failures(self) -> None:
+    async def _note_problems(self) -> None:
         """What Serve says of the models that requests wait for: not each failed start runs code of a node."""
-        if not self._wakes and not self._table.wanted():
+        wanted = self._wakes.keys() | self._table.wanted().keys()
+        if not wanted:
             return
+        found: Mapping[str, Problem] = {}
         with contextlib.suppress(Exception):  # the controller may start again
-            application = (await asyncio.to_thread(serve.status)).applications[self._app]
-            self._failures = failed_models(application)
-        for model, problem in self._failures.items():
-            if (wake := self._wakes.get(model)) is not None:
-                wake.cancel()
-            if self._table.failed(model, problem):
+            found = problems((await asyncio.to_thread(serve.status)).applications[self._app])
+            self._failed = {model for model, problem in found.items() if problem.failed}
+        for model in wanted & found.keys():
+            if model in self._failed and model in self._wakes:
+                self._wakes[model].cancel()
+            words = _LAST_FAILED if model in self._failed else ""
+            if self._table.note_problem(model, words + found[model].reason):
                 self._publish()
         self._wake()
 
@@ -357,7 +364,7 @@ class Directory:
             await asyncio.sleep(_REPORT_S)
             if self._table.expire(time.monotonic()):
                 self._publish()
-            await self._note_failures()
+            await self._note_problems()
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:

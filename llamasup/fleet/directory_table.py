@@ -29,7 +29,7 @@ class DirectoryTable:
         self._leaving: set[str] = set()
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
-        self._problems: dict[str, str] = {}  # why the last start of a node failed, by the model
+        self._problems: dict[str, str] = {}  # why no node starts, by the model
         self._start_s: dict[str, float] = {}  # how long the last start from zero took
         self.version = first_version
 
@@ -63,8 +63,8 @@ class DirectoryTable:
         self.version += 1
         return True
 
-    def failed(self, model: str, problem: str) -> bool:
-        """A node of the model could not start. True if the snapshot changes."""
+    def note_problem(self, model: str, problem: str) -> bool:
+        """Why no node of the model starts. True if the snapshot changes."""
         if model in self._serving_models() or self._problems.get(model) == problem:
             return False
         self._problems[model] = problem

@@ -69,7 +69,7 @@ class FleetNode(Struct, frozen=True):
 
 class ListedModel(Struct, frozen=True):
     """A model of the fleet. ``eta_s``: when its first node will be ready; None: not known. ``problem``: why
-    the last start of a node failed, as long as no node serves the model.
+    no node starts, as a part of a sentence, as long as no node serves the model.
     """
 
     id: str

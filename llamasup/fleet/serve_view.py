@@ -17,11 +17,12 @@ __all__ = [
     "DIRECTORY",
     "FLEET_ID",
     "Deployed",
+    "Problem",
     "deployment_name",
-    "failed_models",
     "has_failed",
     "is_reached_at",
     "next_version",
+    "problems",
     "reason",
     "route_prefix",
     "serve_address",
@@ -53,6 +54,11 @@ _DEPLOYMENT: Final = {
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?")
 """The last line of a traceback: the error without its module, and what it says."""
+_UNSCHEDULED: Final = re.compile(
+    r"more than (\d+)s to be scheduled\..* for each replica: (.*), total resources available: (.*?)\. Use",
+    re.S,
+)
+_UNSTARTED: Final = re.compile(r"more than (\d+)s to initialize\.")
 
 
 def deployment_name(model: str) -> str:
@@ -106,6 +112,11 @@ def reason(message: str) -> str:
     Serve that ends with ``Error:``, and a traceback.
     """
     text = _COLOURS.sub("", message)
+    if (waits := _UNSCHEDULED.search(text)) is not None:
+        after_s, needed, free = waits.groups()
+        return f"no machine has been free for {after_s} s: a replica needs {needed}, and {free} are free"
+    if (starts := _UNSTARTED.search(text)) is not None:
+        return f"a replica has been loading or downloading the model for more than {starts[1]} s"
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if "Traceback (most recent call last):" in text or "ray::" in text:
         for line in reversed(lines):
@@ -117,12 +128,19 @@ def reason(message: str) -> str:
     return lines[0].strip() if lines else ""
 
 
-def failed_models(application: Any) -> Mapping[str, str]:
-    """The models that Serve does not start any more, each with the reason."""
+class Problem(Struct, frozen=True):
+    """Why a model has no replica. ``failed``: Serve does not start one any more."""
+
+    reason: str
+    failed: bool
+
+
+def problems(application: Any) -> Mapping[str, Problem]:
+    """By model, for those that have one."""
     return {
-        _model_of(name): reason(deployment.message)
+        _model_of(name): Problem(reason(deployment.message), has_failed(deployment))
         for name, deployment in application.deployments.items()
-        if name != DIRECTORY and has_failed(deployment)
+        if name != DIRECTORY and (deployment.message or has_failed(deployment))
     }
 
 

@@ -284,11 +284,9 @@ def test_front_knows_the_nodes_and_models_of_the_snapshot() -> None:
 
 
 def test_waiting_clients_learn_why_no_node_starts() -> None:
-    failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="The file is missing."),))
+    failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="its last start failed: no file."),))
     (model,) = merged(Known(), failed, SECRET).expected
-    assert model.message == (
-        "No node of the fleet has the model yet; its last start failed: The file is missing"
-    )
+    assert model.message == ("No node of the fleet has the model yet; its last start failed: no file")
 
 
 def test_nodes_that_a_started_directory_does_not_list_yet_stay() -> None:

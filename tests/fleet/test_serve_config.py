@@ -211,19 +211,19 @@ async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: p
         )
 
     await polled(1, waiting=2)
-    await directory._note_failures()
+    await directory._note_problems()
     assert handle.waiting == 1
     await polled(2, waiting=0)
-    await directory._note_failures()
+    await directory._note_problems()
     assert handle.waiting == 1, "a start goes on when its clients give up"
     deployments["model-tiny"] = deployment("REPLICA_STARTUP_FAILED", "No space left.")
-    await directory._note_failures()
+    await directory._note_problems()
     (model,) = (await polled(3, waiting=1)).models
-    assert model.problem == "No space left."
-    await directory._note_failures()
+    assert model.problem == "its last start failed: No space left."
+    await directory._note_problems()
     assert handle.waiting == 0
     deployments["model-tiny"] = deployment("DOWNSCALE_COMPLETED")
-    await directory._note_failures()
+    await directory._note_problems()
     await asyncio.sleep(0)
     assert handle.waiting == 1
     directory._wakes["tiny"].cancel()

@@ -9,10 +9,11 @@ from llamasup.cli.commands.fleet import shown_text
 from llamasup.fleet.messages import NodeLoad, NodeReport
 from llamasup.fleet.serve_view import (
     Deployed,
+    Problem,
     deployment_name,
-    failed_models,
     is_reached_at,
     next_version,
+    problems,
     reason,
     route_prefix,
     serve_address,
@@ -104,6 +105,14 @@ RayTaskError(RayServeException): \x1b[36mray::ServeController.deploy_application
     raise self._exception
 ray.serve.exceptions.RayServeException: Prefix / is being used by application(s) chat.
 """
+UNSCHEDULED = """\
+Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to be scheduled. \
+This may be due to waiting for the cluster to auto-scale or for a runtime environment to be installed. Resources \
+required for each replica: {"CPU": 64.0}, total resources available: {"CPU": 1.0}. Use `ray status` for more \
+details."""
+UNSTARTED = """\
+Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to initialize.
+This may be caused by a slow __init__ or reconfigure method."""
 DIED = """\
 The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
 initial health check failing. See controller logs for details. Error:
@@ -124,6 +133,11 @@ The actor died unexpectedly before finishing this task.
         ("Traceback (most recent call last):\n  File\nKeyError: 'a'\n", "KeyError: 'a'"),
         ("Traceback (most recent call last):\n  File ...", "Traceback (most recent call last):"),
         (TASK, "RayServeException: Prefix / is being used by application(s) chat."),
+        (
+            UNSCHEDULED,
+            'no machine has been free for 30 s: a replica needs {"CPU": 64.0}, and {"CPU": 1.0} are free',
+        ),
+        (UNSTARTED, "a replica has been loading or downloading the model for more than 30 s"),
         (DIED, "The actor died unexpectedly before finishing this task."),
     ],
 )
@@ -222,7 +236,7 @@ def test_reason_of_a_failed_deployment_is_that_of_its_model(status: str, trigger
     assert shown["message"] is None, "that of Serve only names the model"
     assert (shown["models"][0]["state"], shown["models"][0]["message"]) == ("failed", "no memory")
     assert why_not_ready(shown) == "tiny: no memory"
-    assert failed_models(failed) == {"tiny": "no memory"}
+    assert problems(failed) == {"tiny": Problem("no memory", failed=True)}
 
 
 def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
@@ -230,4 +244,7 @@ def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
     assert why_not_ready(status_of(application("NOT_STARTED"), None)) == "the application is deploying"
     unhealthy = application("UNHEALTHY", tiny=deployment("UNHEALTHY", trigger="HEALTH_CHECK_FAILED"))
     assert status_of(unhealthy, None)["models"][0]["state"] == "unhealthy"
-    assert failed_models(unhealthy) == {}
+    assert problems(unhealthy) == {}
+    waiting = application("DEPLOYING", tiny=deployment("UPSCALING", UNSCHEDULED))
+    (problem,) = problems(waiting).values()
+    assert (problem.reason.partition(":")[0], problem.failed) == ("no machine has been free for 30 s", False)
