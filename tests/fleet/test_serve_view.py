@@ -106,10 +106,10 @@ RayTaskError(RayServeException): \x1b[36mray::ServeController.deploy_application
 ray.serve.exceptions.RayServeException: Prefix / is being used by application(s) chat.
 """
 UNSCHEDULED = """\
-Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to be scheduled. \
-This may be due to waiting for the cluster to auto-scale or for a runtime environment to be installed. Resources \
-required for each replica: {"CPU": 64.0}, total resources available: {"CPU": 1.0}. Use `ray status` for more \
-details."""
+Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to be \
+scheduled. This may be due to waiting for the cluster to auto-scale or for a runtime environment to be \
+installed. Resources required for each replica: {"CPU": 64.0}, total resources available: {"CPU": 1.0}. \
+Use `ray status` for more details."""
 UNSTARTED = """\
 Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to initialize.
 This may be caused by a slow __init__ or reconfigure method."""
