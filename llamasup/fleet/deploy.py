@@ -55,6 +55,7 @@ TIMEOUT_S: Final = 600.0
 _NOWHERE = Path("/nonexistent")
 _LOOK_AGAIN_S = 0.5
 _ANSWER_S = 5.0  # of the directory
+_RAY_S = 60.0  # what Ray may need on top, on a busy machine
 
 
 def built(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Application:
@@ -255,8 +256,8 @@ def down(
 
 
 def ends_within_s(fleet: Fleet) -> float:
-    """All replicas end at the same time; Ray may need a while to start it."""
-    return fleet.drain_timeout_s + LEAVE_S + STOP_S + TIMEOUT_S / 10
+    """All replicas end at the same time."""
+    return fleet.drain_timeout_s + LEAVE_S + STOP_S + _RAY_S
 
 
 def _wait(holds: Callable[[], bool], timeout_s: float) -> bool:
@@ -275,6 +276,8 @@ def _deployed(cluster: Cluster, fleet: Fleet, environ: Mapping[str, str]) -> Map
     application = cluster.serve.status().applications.get(fleet.name)
     if application is None:
         return None
+    if application.status.value == "DELETING":  # its deployments vanish one after another
+        return {}
     found = {}
     for name, deployment in application.deployments.items():
         known, _ = cluster.client().get_deployment_info(name, fleet.name)

@@ -195,6 +195,13 @@ def test_application_that_is_no_fleet_is_left_alone(ray: PlayedRay, config: Path
     assert "llamasup" in ray.applications
 
 
+def test_fleet_that_ends_has_a_status_without_its_directory(ray: PlayedRay, config: Path) -> None:
+    ray.run_fleet("llamasup", "model-tiny")
+    ray.applications["llamasup"].status.value = "DELETING"
+    shown = deploy.status(config, {})
+    assert (shown["application"], [model["id"] for model in shown["models"]]) == ("ending", ["tiny"])
+
+
 def test_fleet_of_another_name_is_not_this_one(ray: PlayedRay, config: Path) -> None:
     ray.run_fleet("other")
     assert deploy.status(config, {})["application"] is None
