@@ -369,6 +369,23 @@ class OnDemand(StaticMembership):
 
 
 @async_test
+@pytest.mark.parametrize("membership", [None, OnDemand])
+async def test_node_that_is_replaced_by_another_needs_no_start_by_hand(
+    membership: Callable[[], OnDemand] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = None if membership is None else membership()
+    node = PlayedNode()
+    async with fleet_of(node, membership=source) as fleet:
+        if source is not None:
+            source.replace((Peer("node0", node.url),))
+        await fleet.until(lambda: fleet.peers.nodes)
+        await fleet.becomes("node0", NodeState.READY)
+        await node.stop()
+        await fleet.until(lambda: "gets no requests: nothing listens there." in caplog.text)
+    assert ("Start llamasup on that node" in caplog.text) is (membership is None)
+
+
+@async_test
 async def test_request_for_an_expected_model_is_reported_to_the_membership() -> None:
     from llamasup.queueing.request_queue import QueueEntry
     from tests.peers.test_shared_model import Waits
