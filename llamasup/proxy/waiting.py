@@ -59,6 +59,7 @@ class Waiting:
             needs_permit=request.needs_permit,
         )
         self.entry.jobs = request.jobs
+        self.entry.leaves_permit = request.leaves_permit
         self._model = model
         self._generation = 0  # the last one that had the request
 
