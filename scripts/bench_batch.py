@@ -196,7 +196,7 @@ def print_first_tokens(what: str, took: Mapping[bool, Sequence[float]]) -> None:
 
 
 def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> None:
-    """A batch and a closed loop, in turns. Each has a server of its own: no other client uses that of the batch."""
+    """A batch and a closed loop, in turns. No other client uses the server of the batch."""
     bodies = [{"prompt": f"Once {n}", "max_tokens": 64, "ignore_eos": True} for n in range(lines)]
     write(folder / "speed.jsonl", bodies)
 

@@ -34,7 +34,7 @@ MIN_QUIET_S: Final = 0.5
 MAX_QUIET_S: Final = 30.0
 """A client that asks less often finds a batch at work, and the batch gives way to it."""
 LEAVES_SLOT_S: Final = 300.0
-"""How long after a request of another client a batch leaves a slot free. Later, most likely none comes soon."""
+"""How long after a request of another client a batch leaves a slot free. Later, probably none comes soon."""
 TURN_AFTER_S: Final = 60.0
 """How long a batch waits for a turn."""
 TURN_SHARE: Final = 1 / 30

@@ -318,7 +318,7 @@ class RequestQueue:
             self._reconcile(now_s)
 
     def permit_freed(self, first: bool) -> None:
-        """Give a free permit to the next entry. The second permit is news only for one that leaves a permit."""
+        """Give a free permit to the next entry; the second one only to an entry that leaves a permit."""
         if self._queue and not self._in_serve and (first or self._queue.peek().leaves_permit):
             self._serve(self._clock())
 
