@@ -52,8 +52,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
     ``timed_out``; ``cancelled`` (by an administrator); ``gave_way`` (of a batch, while other clients use the
-    models); ``error_event`` (llama-server's error as an SSE event after a 200 and comments); ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is
-    the id of the model, empty if there was none; ``generation`` is 0 if no child was involved. Times are in
+    models); ``error_event`` (llama-server's error as an SSE event after a 200 and comments);
+    ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is the id of the model, empty
+    if there was none; ``generation`` is 0 if no child was involved. Times are in
     seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
     forwarded; ``waited_s`` is the part of it spent waiting for a
     generation. ``replayed``: it was sent again after its first generation ended; ``continued``: to continue
