@@ -165,9 +165,28 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         return self.fleet is not None and self.fleet.directory is not None
 
     def without_models(self) -> Config:
-        """Of a front: the models are on the nodes, and only the way to the directory counts here."""
+        """Of a front: without what counts on the nodes, and may not exist here. ``defaults`` keeps the limits
+        of the queue.
+        """
         fleet = self.fleet and Fleet(directory=self.fleet.directory, key_file=self.fleet.key_file)
-        return replace(self, models={}, models_dir=(), caches=(), groups={}, fleet=fleet)
+        own = self.defaults
+        return replace(
+            self,
+            models={},
+            groups={},
+            models_dir=(),
+            caches=(),
+            runtime=RuntimeChoice(),
+            memory=Memory(),
+            downloads=Downloads(),
+            slots=Slots(),
+            defaults=ModelSettings(
+                wait_timeout_s=own.wait_timeout_s,
+                max_queued=own.max_queued,
+                continue_streams=own.continue_streams,
+            ),
+            fleet=fleet,
+        )
 
     @property
     def default_options(self) -> ModelSettings:

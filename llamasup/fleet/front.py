@@ -12,6 +12,7 @@ from llamasup.errors import UsageInvalid
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.peers.membership import ExpectedModel
+from llamasup.settings.sections import RuntimeChoice
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -40,6 +41,7 @@ def as_front(
         options,
         config=lambda: read().without_models(),
         initial_config=initial.without_models(),
+        configured_runtime=RuntimeChoice(),
         adjust=None if adjust is None else lambda config: adjust(config).without_models(),
         membership=partial(FleetMembership, initial.fleet.directory, secret, _models_of(initial)),
     )

@@ -22,6 +22,7 @@ from llamasup.peers.membership import ExpectedModel, Peer
 __all__ = ["FleetMembership", "Known", "merged"]
 
 _RETRY_S: Final = 1.0
+_MAX_BYTES: Final = 32 << 20
 _REPEAT_S: Final = 1.0  # a changed number of waiting requests is reported as often
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class FleetMembership:
             while True:
                 try:
                     await self._poll(client)
-                except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
+                except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, ValueError) as error:
                     self._note_problem(f"{type(error).__name__}: {error}".rstrip(": "))
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -140,18 +141,23 @@ class FleetMembership:
         nonce = secrets.token_hex(16)
         self._number += 1
         poll = Poll(self._front, nonce, self._known.seen, self._reported, self._number)
-        answer = await client.post(
-            self._directory + POLL_PATH,
-            content=msgspec.json.encode(poll),
-            headers={"authorization": f"Bearer {directory_key(self._secret)}"},
-        )
-        if answer.status_code == 401:
-            raise ValueError("the directory refuses the secret of this front (fleet.key_file)")
-        if answer.status_code != 200:
-            raise ValueError(f"it answers with HTTP status {answer.status_code}")
-        if not is_signed(self._secret, nonce, answer.content, answer.headers.get(SIGNATURE, "")):
+        headers = {
+            "authorization": f"Bearer {directory_key(self._secret)}",
+            "accept-encoding": "identity",
+        }
+        url, content = self._directory + POLL_PATH, bytearray()
+        async with client.stream("POST", url, content=msgspec.json.encode(poll), headers=headers) as answer:
+            if answer.status_code == 401:
+                raise ValueError("the directory refuses the secret of this front (fleet.key_file)")
+            if answer.status_code != 200:
+                raise ValueError(f"it answers with HTTP status {answer.status_code}")
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > _MAX_BYTES:
+                    raise ValueError(f"the answer has more than {_MAX_BYTES >> 20} MiB")
+        if not is_signed(self._secret, nonce, bytes(content), answer.headers.get(SIGNATURE, "")):
             raise ValueError("the answer is not signed with the secret of the fleet")
-        return msgspec.json.decode(answer.content, type=Snapshot)
+        return msgspec.json.decode(content, type=Snapshot)
 
     def _apply(self, snapshot: Snapshot) -> None:
         before, self._known = self._known, merged(self._known, snapshot, self._secret)

@@ -44,7 +44,8 @@ def directory_key(secret: str) -> str:
 
 def signature(secret: str, nonce: str, body: bytes) -> str:
     """``nonce``: of the request, so that no earlier answer can be sent again."""
-    return hmac.digest(derived(secret, "signature"), nonce.encode() + b"\n" + body, hashlib.sha256).hex()
+    signed = hashlib.sha256(nonce.encode()).digest() + hashlib.sha256(body).digest()
+    return hmac.digest(derived(secret, "signature"), signed, hashlib.sha256).hex()
 
 
 def is_signed(secret: str, nonce: str, body: bytes, given: str) -> bool:

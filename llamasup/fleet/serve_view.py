@@ -71,11 +71,15 @@ def deployment_name(model: str) -> str:
 
 
 def serve_address(fleet: Fleet) -> tuple[str, int]:
-    """Where Serve listens on the head. Without a config key, on all addresses: fronts must reach it."""
+    """Where Serve listens on the head. With ``directory``, on all addresses, unless it is a loopback one:
+    fronts on other machines reach it there.
+    """
     if fleet.listen is not None:
         host, _, port = fleet.listen.rpartition(":")
         return host.strip("[]"), int(port)
-    url = urlsplit(fleet.directory or "")
+    if fleet.directory is None:
+        return "127.0.0.1", _PORT
+    url = urlsplit(fleet.directory)
     if url.scheme != "http":  # https: a proxy before Serve
         return "0.0.0.0", _PORT  # noqa: S104 - the directory checks a key, and serves nothing else
     host = url.hostname or ""

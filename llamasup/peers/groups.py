@@ -155,7 +155,7 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
             eta_s=eta_s,
         )
     known = [nodes[name] for name in group.nodes if name in nodes]
-    if not known:
+    if all(node.peer.leaving for node in known):
         return Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
     final = all(node.state is NodeState.REFUSED for node in known)
     shown = " and ".join(f"the node {node.peer.name!r}" for node in known[:3])

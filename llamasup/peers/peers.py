@@ -249,7 +249,8 @@ class Peers:
             served = self._shared(id_, model) if group.is_local else model
             routes |= dict.fromkeys(group.model.names, NodeRoute(group.model, served))
         for id_ in self._models.keys() - ids:
-            self._waiting.pop(id_, None)
+            if self._waiting.pop(id_, 0):
+                self.membership.wanted(id_, 0)
             self._models.pop(id_).close(
                 Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
             )

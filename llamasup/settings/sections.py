@@ -380,7 +380,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         Setting(
             Text("HOST:PORT", _LISTEN),
             "Where Ray Serve listens on the head for the fronts, if `llamasup fleet deploy` starts it.",
-            "the port of directory, else 8000; on all addresses, unless directory is on loopback",
+            "the port of directory, on all addresses unless it is a loopback one; else 127.0.0.1:8000",
         ),
     ] = None
     min_replicas: Annotated[

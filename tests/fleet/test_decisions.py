@@ -173,6 +173,7 @@ def test_signature_counts_for_one_answer_to_one_request() -> None:
     assert not is_signed(SECRET, "nonce", b"other", signed)
     assert not is_signed("t" * 40, "nonce", b"body", signed)
     assert not is_signed(SECRET, "nonce", b"body", "é")
+    assert not is_signed(SECRET, "a", b"x\nb", signature(SECRET, "a\nx", b"b"))
 
 
 @pytest.mark.check("X4", "one secret, which other users cannot read")

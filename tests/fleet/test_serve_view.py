@@ -26,7 +26,7 @@ from llamasup.settings.sections import Fleet
 @pytest.mark.parametrize(
     ("directory", "listen", "address"),
     [
-        (None, None, ("0.0.0.0", 8000)),
+        (None, None, ("127.0.0.1", 8000)),
         ("http://head:8000", None, ("0.0.0.0", 8000)),
         ("http://192.0.2.1:9000/fleet", None, ("0.0.0.0", 9000)),
         ("http://head", None, ("0.0.0.0", 80)),

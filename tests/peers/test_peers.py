@@ -457,7 +457,9 @@ async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgot
         assert isinstance(lease, Lease)
         fleet.membership.replace(())
         await fleet.until(lambda: not model.is_warm)
-        assert isinstance(model.lease(infers=True), Unavailable)
+        why = model.lease(infers=True)
+        assert isinstance(why, Unavailable)
+        assert (why.status, why.queueable) == (404, False)
         assert not lease.endpoint.closed
         (status,) = fleet.peers.status()
         assert (status["state"], status["models"][0]["state"]) == ("leaving", "leaving")
