@@ -50,8 +50,8 @@ def test_keys_that_do_not_fit_a_fleet_are_refused(text: str, message: str) -> No
 def test_what_counts_on_the_nodes_may_not_exist_on_a_front() -> None:
     here = "defaults: {wait_timeout: 300%s}\nfleet: {directory: 'http://head:8000'}\n"
     config = config_of(
-        "models: {m: {path: /srv/m.gguf}}\nruntime: /srv/llama-server\nslots: {disk: 1GiB}\nmemory: {ram: 1GiB}\n"
-        "downloads: {token_file: /srv/token}\n" + here % ", ctx_size: 4096"
+        "models: {m: {path: /srv/m.gguf}}\nruntime: /srv/llama-server\n"
+        "slots: {disk: 1GiB}\nmemory: {ram: 1GiB}\ndownloads: {token_file: /srv/token}\n" + here % ", ctx_size: 4096"
     )
     front = config_of(MODELS + here % "").without_models()
     assert replace(config.without_models(), lines={}) == replace(front, lines={})
