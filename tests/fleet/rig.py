@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,9 +20,10 @@ import psutil
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 
-__all__ = ["MODEL", "Outcome", "Rig", "actor_and_llamasup"]
+__all__ = ["MODEL", "NODES", "Outcome", "Rig", "actor_and_llamasup", "load_of"]
 
 MODEL = "tiny"
+NODES = 3
 
 
 class Outcome:
@@ -32,6 +33,10 @@ class Outcome:
         self.complete = 0
         self.cut: list[str] = []  # streams that began and ended with an error event
         self.refused: list[str] = []
+
+    @property
+    def all_served(self) -> bool:
+        return (self.cut, self.refused) == ([], []) and self.complete > 0
 
     async def served(self, more: int) -> None:
         """Wait for so many more complete answers, or a refused request."""
@@ -82,7 +87,7 @@ class Rig:
         self.cluster.add_node(
             num_cpus=0, include_dashboard=False, _system_config=system, object_store_memory=80_000_000
         )
-        self.nodes = [self._new_node() for _ in range(2)]
+        self.nodes = [self._new_node() for _ in range(NODES)]
         ray.init(address=self.cluster.address, log_to_driver=False, namespace="serve")
         stack.callback(ray.shutdown)
         stack.callback(_quietly, serve.shutdown)
@@ -251,6 +256,20 @@ class Rig:
             head.start_gcs_server()
 
         await asyncio.wrap_future(self._ray_thread.submit(restart))
+
+
+@asynccontextmanager
+async def load_of(rig: Rig, clients: int, *ports: int) -> AsyncIterator[Outcome]:
+    """Clients that stream one answer after another while the block runs."""
+    outcome, ends = Outcome(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for port in ports or (rig.front_port,):
+            for _ in range(clients):
+                tasks.create_task(rig.load(outcome, ends, port=port))
+        try:
+            yield outcome
+        finally:
+            ends.set()
 
 
 def _llama_servers_below(pid: int) -> list[psutil.Process]:
