@@ -180,8 +180,16 @@ class Rig:
 
     def llama_servers(self) -> list[psutil.Process]:
         """Of all Ray nodes."""
-        raylets = (info.process.pid for node in self.nodes for info in node.all_processes["raylet"])
-        return [found for raylet in raylets for found in _llama_servers_below(raylet)]
+        return [found for node in self.nodes for found in _llama_servers_below(_raylet_of(node))]
+
+    def ray_processes(self, title: str) -> list[psutil.Process]:
+        """The actors of this cluster with a title, such as ``ray::ServeController``."""
+        return [
+            child
+            for node in (self.cluster.head_node, *self.nodes)
+            for child in psutil.Process(_raylet_of(node)).children(recursive=True)
+            if _title(child).startswith(title)
+        ]
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Ask again until it holds; ``holds`` runs in a thread, because Ray's functions block."""
@@ -233,8 +241,8 @@ class Rig:
     # --- what may happen to a cluster
     def kill_node(self, node: Any) -> None:
         """SIGKILL to all processes of a Ray node, as a machine that loses its power."""
-        raylet = next(info.process.pid for info in node.all_processes["raylet"])
-        for victim in (psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)):
+        raylet = psutil.Process(_raylet_of(node))
+        for victim in (raylet, *raylet.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         self.nodes.remove(node)
@@ -243,11 +251,7 @@ class Rig:
     def node_with(self, server: psutil.Process) -> Any:
         """The Ray node of a llama-server."""
         above = {process.pid for process in server.parents()}
-        return next(
-            node
-            for node in self.nodes
-            if any(info.process.pid in above for info in node.all_processes["raylet"])
-        )
+        return next(node for node in self.nodes if _raylet_of(node) in above)
 
     async def restart_head(self) -> None:
         def restart() -> None:
@@ -270,6 +274,19 @@ async def load_of(rig: Rig, clients: int, *ports: int) -> AsyncIterator[Outcome]
             yield outcome
         finally:
             ends.set()
+
+
+def _raylet_of(node: Any) -> int:
+    """The process above all others of a Ray node."""
+    pid: int = next(info.process.pid for info in node.all_processes["raylet"])
+    return pid
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
 
 
 def _llama_servers_below(pid: int) -> list[psutil.Process]:
