@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from tests.fleet.network import Network
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 
@@ -47,12 +48,17 @@ class Outcome:
 
 
 class Rig:
-    """One CPU on each Ray node, so that each node has room for one replica."""
+    """One CPU on each Ray node, so that each node has room for one replica. With a ``network``, each node but
+    the head is in a namespace of it.
+    """
 
-    def __init__(self, folder: Path, runtime: str) -> None:
+    def __init__(self, folder: Path, runtime: str, network: Network | None = None) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
         self.runtime = runtime
+        self.network = network
+        self.places: dict[Any, int] = {}
+        """The namespace of each node, counted from 1."""
         self._serve_port = free_port()
         self._stack = ExitStack()
         # The kernel ends Ray's processes with the thread that started them, so it lives as long as the rig.
@@ -87,17 +93,27 @@ class Rig:
         self.cluster.add_node(
             num_cpus=0, include_dashboard=False, _system_config=system, object_store_memory=80_000_000
         )
-        self.nodes = [self._new_node() for _ in range(NODES)]
+        for _ in range(NODES):
+            self.add_node()
         ray.init(address=self.cluster.address, log_to_driver=False, namespace="serve")
         stack.callback(ray.shutdown)
         stack.callback(_quietly, serve.shutdown)
         self.host = ray.util.get_node_ip_address()  # as other machines reach the head
 
-    def _new_node(self) -> Any:
-        return self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-
     def add_node(self) -> None:
-        self.nodes.append(self._new_node())
+        place = min(set(range(1, NODES + 1)) - set(self.places.values()))
+        if self.network is None:
+            node = self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+        else:
+            with self.network.inside(place):
+                node = self.cluster.add_node(
+                    num_cpus=1, object_store_memory=80_000_000, node_ip_address=self.network.address(place)
+                )
+        self.places[node] = place
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self.places)
 
     def start_front(self, stack: ExitStack) -> tuple[int, subprocess.Popen[bytes]]:
         """Returns its port and its process, which ends with ``stack``."""
@@ -245,7 +261,7 @@ class Rig:
         for victim in (raylet, *raylet.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
-        self.nodes.remove(node)
+        del self.places[node]
         self.cluster.remove_node(node, allow_graceful=False)
 
     def node_with(self, server: psutil.Process) -> Any:

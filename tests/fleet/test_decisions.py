@@ -239,7 +239,11 @@ def test_front_knows_the_nodes_and_models_of_the_snapshot() -> None:
 
 
 def test_front_knows_when_the_node_that_starts_will_be_ready() -> None:
-    listed = (ListedModel("a", eta_s=3.0, starts=True), ListedModel("b", eta_s=3.0), ListedModel("c", starts=True))
+    listed = (
+        ListedModel("a", eta_s=3.0, starts=True),
+        ListedModel("b", eta_s=3.0),
+        ListedModel("c", starts=True),
+    )
     known = merged(Known(), Snapshot(1, True, "PEM", (), listed), SECRET, 100.0)
     assert [model.ready_at_s for model in known.expected] == [103.0, None, None]
 
