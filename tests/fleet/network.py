@@ -23,7 +23,6 @@ from types import TracebackType
 
 __all__ = ["Network"]
 
-_SUBNET = "10.213.77"  # private, and used by nothing else here
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _CLONE_NEWNET = 0x40000000
 _MTU = 16_000  # few frames, since Python moves each of them
@@ -36,7 +35,9 @@ class Network:
 
     def __init__(self, size: int, delay_s: float) -> None:
         self._delay_s = delay_s
-        self._names = [f"llamasup-{os.getpid()}-{number}" for number in range(1, size + 1)]
+        pid = os.getpid()
+        self._names = [f"llamasup-{pid}-{number}" for number in range(1, size + 1)]
+        self._subnet = f"198.{18 + pid // 256 % 2}.{pid % 256}"  # of the networks for benchmarks (RFC 2544)
         self._stack = ExitStack()
 
     @staticmethod
@@ -53,7 +54,7 @@ class Network:
             for name in self._names:
                 _must("netns", "add", name)
                 stack.callback(_ip, "netns", "delete", name)
-            command = [sys.executable, __file__, str(self._delay_s), *self._names]
+            command = [sys.executable, __file__, self._subnet, str(self._delay_s), *self._names]
             switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             stack.callback(_end, switch)
             assert switch.stdin is not None
@@ -69,7 +70,7 @@ class Network:
         self._stack.close()
 
     def address(self, number: int) -> str:
-        return f"{_SUBNET}.{number + 1}"
+        return f"{self._subnet}.{number + 1}"
 
     @contextmanager
     def inside(self, number: int) -> Iterator[None]:
@@ -172,19 +173,19 @@ def _tap(name: str) -> int:
     return descriptor
 
 
-async def _switch(delay_s: float, names: list[str]) -> None:
+async def _switch(subnet: str, delay_s: float, names: list[str]) -> None:
     own_name = f"lsup{os.getpid()}"
     own = _tap(own_name)
-    _must("address", "add", f"{_SUBNET}.1/24", "dev", own_name)
+    _must("address", "add", f"{subnet}.1/24", "dev", own_name)
     _must("link", "set", own_name, "mtu", str(_MTU), "up")
     ports = [own]
     for number, name in enumerate(names, 1):
         _enter(name)
         ports.append(_tap("eth0"))
         _must("link", "set", "lo", "up")
-        _must("address", "add", f"{_SUBNET}.{number + 1}/24", "dev", "eth0")
+        _must("address", "add", f"{subnet}.{number + 1}/24", "dev", "eth0")
         _must("link", "set", "eth0", "mtu", str(_MTU), "up")
-        _must("route", "add", "default", "via", f"{_SUBNET}.1")
+        _must("route", "add", "default", "via", f"{subnet}.1")
     switch = Switch(ports, delay_s)
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -198,4 +199,4 @@ async def _switch(delay_s: float, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_switch(float(sys.argv[1]), sys.argv[2:]))
+    asyncio.run(_switch(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

@@ -15,8 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import httpx
 import psutil
 
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
+from llamasup.errors import FleetUnusable
 from tests.fleet.network import Network
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -48,15 +52,16 @@ class Outcome:
 
 
 class Rig:
-    """One CPU on each Ray node, so that each node has room for one replica. With a ``network``, each node but
-    the head is in a namespace of it.
+    """Each Ray node has room for as many replicas as ``cpus``. With a ``network``, each node but the head is
+    in a namespace of it.
     """
 
-    def __init__(self, folder: Path, runtime: str, network: Network | None = None) -> None:
+    def __init__(self, folder: Path, runtime: str, network: Network | None = None, *, cpus: int = 1) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
         self.runtime = runtime
         self.network = network
+        self._cpus = cpus
         self.places: dict[Any, int] = {}
         """The namespace of each node, counted from 1."""
         self._serve_port = free_port()
@@ -102,13 +107,12 @@ class Rig:
 
     def add_node(self) -> None:
         place = min(set(range(1, NODES + 1)) - set(self.places.values()))
-        if self.network is None:
-            node = self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-        else:
-            with self.network.inside(place):
-                node = self.cluster.add_node(
-                    num_cpus=1, object_store_memory=80_000_000, node_ip_address=self.network.address(place)
-                )
+        with ExitStack() as stack:
+            address = {}
+            if self.network is not None:
+                stack.enter_context(self.network.inside(place))
+                address["node_ip_address"] = self.network.address(place)
+            node = self.cluster.add_node(num_cpus=self._cpus, object_store_memory=80_000_000, **address)
         self.places[node] = place
 
     @property
@@ -136,6 +140,10 @@ class Rig:
         stack.callback(_end, front)
         eventually(ready.exists, "the front", every_s=0.05)
         return port, front
+
+    @property
+    def front_url(self) -> str:
+        return f"http://127.0.0.1:{self.front_port}"
 
     # --- the config
     def write(
@@ -191,6 +199,13 @@ class Rig:
     def nodes_of_fleet(self) -> Sequence[Mapping[str, Any]]:
         return self.status()["nodes"] or ()
 
+    def front_status(self) -> Mapping[str, Any]:
+        socket = select_running(discover(), self.front.pid).socket
+        transport = httpx.HTTPTransport(uds=socket)
+        with httpx.Client(transport=transport, base_url="http://front") as control:
+            status: Mapping[str, Any] = control.get("/llamasup/v1/status").json()
+        return status
+
     def running(self) -> int:
         return int(self.status()["models"][0]["replicas"].get("running", 0))
 
@@ -210,7 +225,10 @@ class Rig:
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Ask again until it holds; ``holds`` runs in a thread, because Ray's functions block."""
         deadline_s = time.monotonic() + 2 * PATIENCE_S
-        while not await asyncio.to_thread(holds):
+        while True:
+            with suppress(FleetUnusable):  # a part of Ray is starting again
+                if await asyncio.to_thread(holds):
+                    return
             assert time.monotonic() < deadline_s, (
                 f"{what} did not come: {await asyncio.to_thread(self.status)}"
             )
