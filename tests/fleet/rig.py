@@ -112,8 +112,20 @@ class Rig:
             if self.network is not None:
                 stack.enter_context(self.network.inside(place))
                 address["node_ip_address"] = self.network.address(place)
-            node = self.cluster.add_node(num_cpus=self._cpus, object_store_memory=80_000_000, **address)
-        self.places[node] = place
+            self.places[self._started_node(address)] = place
+
+    def _started_node(self, options: Mapping[str, Any]) -> Any:
+        """Ray (2.60) waits 30 s for a node, which a very busy machine exceeds."""
+        own = psutil.Process()
+        for is_last in (False, False, True):
+            before = set(own.children())
+            try:
+                return self.cluster.add_node(num_cpus=self._cpus, object_store_memory=80_000_000, **options)
+            except Exception:
+                for child in set(own.children()) - before:
+                    child.kill()
+                if is_last:
+                    raise
 
     @property
     def nodes(self) -> list[Any]:
