@@ -6,6 +6,9 @@ The sections follow who can act on an error: the user, the model file, the machi
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 __all__ = [
     "AccessDenied",
     "BodyTooLarge",
@@ -20,6 +23,7 @@ __all__ = [
     "DownloadFailed",
     "DownloadRefused",
     "DraftMismatch",
+    "FleetLate",
     "FleetUnusable",
     "FolderUnusable",
     "GaveUp",
@@ -204,6 +208,13 @@ class FleetUnusable(LlamasupError):
     cause = "fleet_unusable"
 
 
+class FleetLate(FleetUnusable):
+    """Ray has not done in time what it should. It goes on, or a later attempt may succeed."""
+
+    exit_code = 75
+    cause = "fleet_late"
+
+
 class ServiceManagerFailed(LlamasupError):
     """systemd is missing, or refused a command."""
 
@@ -272,6 +283,11 @@ class ServerFailed(LlamasupError):
         super().__init__(message, remedy=remedy, lines=lines)
         self.cause = cause
         self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickle makes an exception again from its positional arguments alone, and then sets its attributes.
+        again = partial(ServerFailed, cause=self.cause, exit_code=self.exit_code)
+        return again, (self.message,), self.__dict__
 
 
 class WorkerMissing(LlamasupError):

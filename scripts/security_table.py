@@ -62,7 +62,7 @@ def checks_in(path: Path) -> list[Check]:
     }
     found: list[Check] = []
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             calls = [decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call)]
             cases = next((tables.get(name, ()) for call in calls if (name := _ids(call))), ())
             for call in calls:

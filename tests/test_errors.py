@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pickle
+
 from llamasup import errors
-from llamasup.errors import LlamasupError, ServerFailed
+from llamasup.errors import ConfigInvalid, LlamasupError, ServerFailed
 
 EXIT_CODES = {2, 65, 66, 69, 70, 71, 75, 77, 78}  # docs/design.md, and 70 for a bug of llamasup
 
@@ -20,3 +22,11 @@ def test_failed_server_has_cause_and_exit_code_of_its_diagnosis() -> None:
     error = ServerFailed("It ended.", cause="port_in_use", exit_code=71, remedy="Wait.", lines=("a",))
     assert (error.cause, error.exit_code, error.http_status) == ("port_in_use", 71, 503)
     assert (str(error), error.remedy, error.lines) == ("It ended.", "Wait.", ("a",))
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = ServerFailed("It ended.", cause="port_in_use", exit_code=71, remedy="Wait.", lines=("a",))
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(copy), str(copy), vars(copy)) == (ServerFailed, "It ended.", vars(error))
+    other = ConfigInvalid("a", remedy="b")
+    assert vars(pickle.loads(pickle.dumps(other))) == vars(other)  # noqa: S301

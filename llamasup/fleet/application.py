@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,30 +31,49 @@ from starlette.responses import JSONResponse, Response
 from llamasup._version import __version__
 from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority
-from llamasup.fleet.directory_table import SETTLED_AFTER_S, DirectoryTable
-from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, NodeLoad, NodeReport, Poll
+from llamasup.fleet.directory_table import DirectoryTable
+from llamasup.fleet.messages import (
+    LEAVE_S,
+    POLL_PATH,
+    POLL_S,
+    SIGNATURE,
+    ListedModel,
+    NodeLoad,
+    NodeReport,
+    Poll,
+)
 from llamasup.fleet.node_process import NO_ANSWER, STOP_S, NodeProcess, NodeSpec
 from llamasup.fleet.scaling import LOAD, ScaleByLoad
-from llamasup.fleet.secret import directory_key, signature
-from llamasup.fleet.serve_view import DIRECTORY, deployment_name
+from llamasup.fleet.secret import directory_key, fleet_id, signature
+from llamasup.fleet.serve_view import (
+    DIRECTORY,
+    FLEET_ID,
+    Deployed,
+    Problem,
+    deployment_name,
+    next_version,
+    problems,
+)
 from llamasup.settings.sections import Fleet, FleetModel
 
 __all__ = ["FleetModelSpec", "application"]
 
 _REPORT_S = 1.0
-_LEAVE_S = SETTLED_AFTER_S + 3.0
-"""How long a node that ends waits at most until all fronts know it, also if the directory just started."""
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
 _MAX_POLL = 1 << 20  # bytes; a poll names the models that requests wait for
 
+_LAST_FAILED = "its last start failed: "
+
 _log = logging.getLogger("ray.serve")
 
 
 class FleetModelSpec(Struct, frozen=True):
-    """``actor_options``: what Ray reserves for each replica."""
+    """``node``: without the secret, which ``application`` adds. ``actor_options``: what Ray reserves for each
+    replica.
+    """
 
     node: NodeSpec
     aliases: tuple[str, ...]
@@ -59,18 +81,30 @@ class FleetModelSpec(Struct, frozen=True):
     own: FleetModel
 
 
-def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> serve.Application:
+def application(
+    fleet: Fleet,
+    models: Iterable[FleetModelSpec],
+    secret: str,
+    deployed: Mapping[str, Deployed] = MappingProxyType({}),
+) -> serve.Application:
+    """``deployed``: what runs already, by the names of the deployments."""
     specs = {spec.node.model: spec for spec in models}
-    handles = {model: _model(fleet, spec) for model, spec in specs.items()}
+    handles = {model: _model(fleet, spec, secret, deployed) for model, spec in specs.items()}
     listed = [ListedModel(model, spec.aliases) for model, spec in specs.items()]
     directory = serve.deployment(Directory).options(
-        name=DIRECTORY, ray_actor_options={"num_cpus": 0}, num_replicas=1, max_ongoing_requests=_ONGOING
+        name=DIRECTORY,
+        ray_actor_options={"num_cpus": 0},
+        num_replicas=1,
+        max_ongoing_requests=_ONGOING,
+        user_config={FLEET_ID: fleet_id(secret)},
     )
     encoded = msgspec.json.encode(listed)
-    return _versioned(directory, encoded, secret.encode()).bind(encoded, secret, handles)
+    return _versioned(directory, deployed, encoded, secret.encode()).bind(encoded, secret, handles)
 
 
-def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
+def _model(
+    fleet: Fleet, spec: FleetModelSpec, secret: str, deployed: Mapping[str, Deployed]
+) -> serve.Application:
     least = fleet.min_replicas if spec.own.min_replicas is None else spec.own.min_replicas
     most = fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas
     # Serve's look-back window; the delays come after it.
@@ -82,9 +116,10 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         look_back_period_s=window_s,
         upscale_delay_s=fleet.upscale_after_s,
         downscale_delay_s=fleet.downscale_after_s,
-        downscale_to_zero_delay_s=fleet.idle_after_s,
+        downscale_to_zero_delay_s=0.0,  # the policy waits
         policy=AutoscalingPolicy(
-            policy_function=ScaleByLoad, policy_kwargs={"target": fleet.target_load / 100}
+            policy_function=ScaleByLoad,
+            policy_kwargs={"target": fleet.target_load / 100, "idle_after_s": fleet.idle_after_s},
         ),
     )
     node = serve.deployment(Node).options(
@@ -95,20 +130,23 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
-        graceful_shutdown_timeout_s=_LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
+        graceful_shutdown_timeout_s=LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
         max_surge_percent=100 if fleet.surge else 0,
     )
-    encoded = msgspec.json.encode(spec.node)
-    return _versioned(node, encoded).bind(encoded)
+    encoded = msgspec.json.encode(replace(spec.node, secret=secret))
+    return _versioned(node, deployed, encoded).bind(encoded)
 
 
-def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
+def _versioned(
+    deployment: serve.Deployment, deployed: Mapping[str, Deployed], *parts: bytes
+) -> serve.Deployment:
     """``deployment`` with a version of its content and of llamasup.
 
     Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without changes.
     No public option sets it; ``serve deploy`` sets the versions itself.
     """
-    deployment._version = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
+    content = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
+    deployment._version = next_version(content, deployed.get(deployment.name), secrets.token_hex(4))
     return deployment
 
 
@@ -156,7 +194,7 @@ class Node:
         """
         reporting, cuts = getattr(self, "_reporting", None), True
         if reporting is not None:
-            await self._tell("leave", _LEAVE_S + 2.0)
+            await self._tell("leave", LEAVE_S + 2.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spec.drain_timeout_s):
                     await self._idle()
@@ -192,6 +230,9 @@ class Directory:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
     ) -> None:
+        self._app = ""
+        with contextlib.suppress(RayServeException):  # a test has no Serve around it
+            self._app = serve.get_replica_context().app_name
         self._secret = secret
         self._handles = handles
         self._table = DirectoryTable(
@@ -202,7 +243,11 @@ class Directory:
         )
         self._news = asyncio.Event()
         self._wakes: dict[str, asyncio.Task[None]] = {}
-        self._expiring = asyncio.get_running_loop().create_task(self._expire(), name="expire")
+        self._failed: set[str] = set()
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch")
+
+    def reconfigure(self, _: Mapping[str, str]) -> None:
+        """Serve calls it with ``user_config``, which ``llamasup fleet`` reads from Serve's own state."""
 
     # --- nodes ------------------------------------------------------------------------------------------
 
@@ -215,7 +260,8 @@ class Directory:
 
     async def failed(self, report: bytes, problem: str) -> None:
         """The node could not start."""
-        if self._table.failed(msgspec.json.decode(report, type=NodeReport).model, problem):
+        model = msgspec.json.decode(report, type=NodeReport).model
+        if self._table.note_problem(model, _LAST_FAILED + problem):
             self._publish()
 
     async def leave(self, report: bytes) -> None:
@@ -224,7 +270,7 @@ class Directory:
         self._publish()
         version = self._table.version
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(LEAVE_S):
                 while not self._table.all_have_seen(version):  # noqa: ASYNC110 - polls tell it, one by one
                     await asyncio.sleep(0.02)
 
@@ -274,34 +320,52 @@ class Directory:
 
     def _wake(self) -> None:
         """Let one call wait at Serve for each model without a node that requests wait for, so that Serve
-        starts its first replica.
+        starts its first replica. It waits on if the requests give up, so that a start ends.
+
+        A deployment that has failed gets no call: Serve (2.60) would start nothing for it, and not forget the
+        failure, as it does when nothing has asked for the model for ``ABSENT_S``.
         """
-        wanted = self._table.wanted()
-        for model in wanted.keys() - self._wakes.keys():
+        for model in self._table.wanted().keys() - self._wakes.keys() - self._failed:
             task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
             self._wakes[model] = task
             task.add_done_callback(partial(self._woken, model))
-        for model in self._wakes.keys() - wanted.keys():
-            self._wakes[model].cancel()
 
     async def _wait_for(self, model: str) -> None:
         try:
             await self._handles[model].wake.remote()
-        except Exception as error:  # the next poll tries again
+        except Exception as error:  # the next look at Serve's state tries again
             _log.warning("The model %s does not start: %r", model, error)
 
     def _woken(self, model: str, _: asyncio.Task[None]) -> None:
         self._wakes.pop(model, None)
 
+    async def _note_problems(self) -> None:
+        """What Serve says of the models that requests wait for: not each failed start runs code of a node."""
+        wanted = self._wakes.keys() | self._table.wanted().keys()
+        if not wanted:
+            return
+        found: Mapping[str, Problem] = {}
+        with contextlib.suppress(Exception):  # the controller may start again
+            found = problems((await asyncio.to_thread(serve.status)).applications[self._app])
+            self._failed = {model for model, problem in found.items() if problem.failed}
+        for model in wanted & found.keys():
+            if model in self._failed and model in self._wakes:
+                self._wakes[model].cancel()
+            words = _LAST_FAILED if model in self._failed else ""
+            if self._table.note_problem(model, words + found[model].reason):
+                self._publish()
+        self._wake()
+
     def _publish(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def _expire(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_S)
             if self._table.expire(time.monotonic()):
                 self._publish()
+            await self._note_problems()
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:

@@ -12,18 +12,31 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.config import Config, load
 from llamasup.config.nodes import Table, parse
 from llamasup.config.sources import find_config
-from llamasup.errors import ConfigInvalid, FleetUnusable, LlamasupError
+from llamasup.errors import ConfigInvalid, FleetLate, FleetUnusable, LlamasupError
 from llamasup.fleet.certificates import missing
-from llamasup.fleet.messages import NodeReport
+from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_config import node_config
-from llamasup.fleet.node_process import NodeSpec
+from llamasup.fleet.node_process import STOP_S, NodeSpec
 from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
+from llamasup.fleet.secret import fleet_id
 from llamasup.fleet.secret_file import fleet_secret
-from llamasup.fleet.serve_view import DIRECTORY, first_line, serve_address, status_of, why_not_ready
+from llamasup.fleet.serve_view import (
+    DIRECTORY,
+    FLEET_ID,
+    Deployed,
+    has_failed,
+    is_reached_at,
+    reason,
+    route_prefix,
+    serve_address,
+    status_of,
+    why_not_ready,
+)
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import DEMO
 from llamasup.pool.estimate import prepare_listed
@@ -36,47 +49,51 @@ if TYPE_CHECKING:
     from llamasup.fleet.application import FleetModelSpec
     from llamasup.models.spec import ModelSpec
 
-__all__ = ["APP", "TIMEOUT_S", "built", "deploy", "down", "status"]
+__all__ = ["TIMEOUT_S", "Cluster", "built", "deploy", "down", "status"]
 
-APP: Final = "llamasup"
 TIMEOUT_S: Final = 600.0
 _NOWHERE = Path("/nonexistent")
 _LOOK_AGAIN_S = 0.5
 _ANSWER_S = 5.0  # of the directory
+_RAY_S = 60.0  # what Ray may need on top, on a busy machine
 
 
 def built(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Application:
     """For ``serve run`` and Serve config files: ``config`` is the path of the config."""
     given = arguments.get("config")
     path = find_config(None if given is None else Path(given), environ)
-    return _application(path, load(path, environ), environ, with_serve=True)
-
-
-def _application(path: Path, config: Config, environ: Mapping[str, str], *, with_serve: bool) -> Application:
-    """``with_serve``: Serve builds it, on any machine of the cluster."""
-    try:
-        from llamasup.fleet.application import application
-    except ImportError as error:
-        raise missing(error) from error
+    config = load(path, environ)
     fleet = config.fleet or Fleet()
-    root, _ = parse(path.read_bytes(), str(path), 0)
-    if not isinstance(root, Table):
-        raise ConfigInvalid(
-            f"The config {str(path)!r} cannot be read again.", remedy="Give the path of a regular file."
-        )
-    secret = fleet_secret(fleet, environ, create=not with_serve)
-    needs = _refuse_plan if with_serve else _needs
-    return application(fleet, tuple(_specs(path, root, config, secret, needs, environ)), secret)
+    models = _models(path, config, environ, _refuse_plan)
+    from llamasup.fleet.application import application
+
+    return application(fleet, models, fleet_secret(fleet, environ))
 
 
 _Needs = Callable[["ModelSpec", Config, Mapping[str, str]], PlannedNeeds]
 
 
+def _models(
+    path: Path, config: Config, environ: Mapping[str, str], needs: _Needs
+) -> tuple[FleetModelSpec, ...]:
+    """Raises ConfigInvalid for a config without models, or with a model that Ray could not place; and
+    FleetUnusable without the packages.
+    """
+    root, _ = parse(path.read_bytes(), str(path), 0)
+    if not isinstance(root, Table):
+        raise ConfigInvalid(
+            f"The config {str(path)!r} cannot be read again.", remedy="Give the path of a regular file."
+        )
+    return tuple(_specs(path, root, config, needs, environ))
+
+
 def _specs(
-    path: Path, written: Table, config: Config, secret: str, needs: _Needs, environ: Mapping[str, str]
+    path: Path, written: Table, config: Config, needs: _Needs, environ: Mapping[str, str]
 ) -> Iterator[FleetModelSpec]:
-    """Raises ConfigInvalid for a config without models, or with a model that Ray could not place."""
-    from llamasup.fleet.application import FleetModelSpec
+    try:
+        from llamasup.fleet.application import FleetModelSpec
+    except ImportError as error:
+        raise missing(error) from error
 
     fleet = config.fleet or Fleet()
     registry = read_inventory(config).registry
@@ -98,7 +115,7 @@ def _specs(
         )
         planned = None if are_given(own) else needs(spec, config, environ)
         yield FleetModelSpec(
-            NodeSpec(spec.id, node, secret, fleet.drain_timeout_s),
+            NodeSpec(spec.id, node, drain_timeout_s=fleet.drain_timeout_s),
             spec.aliases,
             actor_options(spec.id, planned, own),
             own,
@@ -137,6 +154,16 @@ def _refuse_plan(spec: ModelSpec, config: Config, environ: Mapping[str, str]) ->
 # --- the commands ------------------------------------------------------------------------------------
 
 
+class Cluster(Struct, frozen=True):
+    """A Ray cluster with its Serve. ``client``: the private one of Serve (2.60), for what no public function
+    tells. ``address``: HOST:PORT of its head.
+    """
+
+    serve: Any
+    client: Callable[..., Any]
+    address: str
+
+
 def deploy(
     path: Path, environ: Mapping[str, str] = os.environ, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, Any]:
@@ -145,12 +172,16 @@ def deploy(
     """
     config = load(path, environ)
     fleet = config.fleet or Fleet()
-    application = _application(path, config, environ, with_serve=False)
-    with _connected(fleet) as serve:
-        host, port = serve_address(fleet)
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
-        serve.run_many(
-            [serve.RunTarget(target=application, name=APP, route_prefix="/")],
+    models = _models(path, config, environ, _needs)
+    from llamasup.fleet.application import application
+
+    with _connected(fleet) as cluster:
+        deployed = _deployed(cluster, fleet, environ)
+        secret = fleet_secret(fleet, environ, create=deployed is None)
+        _start_serve(cluster, fleet)
+        target = application(fleet, models, secret, deployed or {})
+        cluster.serve.run_many(
+            [cluster.serve.RunTarget(target=target, name=fleet.name, route_prefix=route_prefix(fleet))],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
@@ -158,41 +189,75 @@ def deploy(
 
         def is_over() -> bool:
             nonlocal shown
-            shown = _status(serve)
+            shown = _status(cluster, fleet)
             return shown["application"] in ("running", "failed")
 
         if not _wait(is_over, timeout_s):
-            raise FleetUnusable(
+            raise FleetLate(
                 f"The fleet does not run {timeout_s:.0f} s after its deployment: {why_not_ready(shown)}",
                 remedy="Ray goes on. `llamasup fleet status` shows the state of each model; `ray status` "
                 "whether the cluster has free CPUs, GPUs and memory.",
             )
         if shown["application"] == "failed":
             raise FleetUnusable(
-                f"Ray Serve could not apply the deployment: {why_not_ready(shown)}",
-                remedy="Correct the config, and deploy it again.",
+                f"The fleet was deployed, and does not run: {why_not_ready(shown)}",
+                remedy="Correct what it says, and deploy again.",
             )
         return shown
 
 
+def _start_serve(cluster: Cluster, fleet: Fleet) -> None:
+    """A Serve that runs already keeps its address. Raises ConfigInvalid if it is another one."""
+    host, port = serve_address(fleet)
+    ran = cluster.client(raise_if_no_controller_running=False) is not None
+    try:
+        cluster.serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+    except Exception:
+        if not ran:  # its controller runs, and would keep an address that cannot be used
+            cluster.serve.shutdown()
+        raise
+    http = cluster.client().http_config
+    if not is_reached_at((host, port), (http.host, http.port)):
+        raise ConfigInvalid(
+            f"Ray Serve runs at {http.host}:{http.port} already, and fronts of this config expect it at "
+            f"{host}:{port}.",
+            remedy="Set `fleet.directory` or `fleet.listen` to its address; or end Serve with all of its "
+            "applications (`serve shutdown -y`), and deploy again.",
+        )
+
+
 def status(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """The deployments and the nodes. Raises FleetUnusable."""
-    with _connected(load(path, environ).fleet or Fleet()) as serve:
-        return _status(serve)
+    """The deployments and the nodes. Raises ConfigInvalid and FleetUnusable."""
+    fleet = load(path, environ).fleet or Fleet()
+    with _connected(fleet) as cluster:
+        _deployed(cluster, fleet, environ)
+        return _status(cluster, fleet)
 
 
-def down(path: Path, environ: Mapping[str, str] = os.environ, *, timeout_s: float = TIMEOUT_S) -> bool:
-    """End all replicas after their requests. False if nothing was deployed. Raises FleetUnusable."""
-    with _connected(load(path, environ).fleet or Fleet()) as serve:
-        if APP not in serve.status().applications:
-            return False
-        serve.delete(APP, _blocking=False)
-        if not _wait(lambda: APP not in serve.status().applications, timeout_s):
-            raise FleetUnusable(
-                f"The fleet has not ended within {timeout_s:.0f} s: a replica waits for its requests.",
-                remedy="Ray goes on. `llamasup fleet status` shows what still runs.",
-            )
-        return True
+def down(
+    path: Path, environ: Mapping[str, str] = os.environ, *, timeout_s: float | None = None
+) -> Mapping[str, Any]:
+    """End all replicas after their requests. ``timeout_s``: None for as long as this may take. Returns
+    whether anything was deployed. Raises ConfigInvalid and FleetUnusable.
+    """
+    fleet = load(path, environ).fleet or Fleet()
+    if timeout_s is None:
+        timeout_s = ends_within_s(fleet)
+    with _connected(fleet) as cluster:
+        ended = _deployed(cluster, fleet, environ) is not None
+        if ended:
+            cluster.serve.delete(fleet.name, _blocking=False)
+            if not _wait(lambda: fleet.name not in cluster.serve.status().applications, timeout_s):
+                raise FleetLate(
+                    f"The fleet has not ended within {timeout_s:.0f} s: a replica waits for its requests.",
+                    remedy="Ray goes on. `llamasup fleet status` shows what still runs.",
+                )
+        return {"ended": ended, **_name(cluster, fleet)}
+
+
+def ends_within_s(fleet: Fleet) -> float:
+    """All replicas end at the same time."""
+    return fleet.drain_timeout_s + LEAVE_S + STOP_S + _RAY_S
 
 
 def _wait(holds: Callable[[], bool], timeout_s: float) -> bool:
@@ -204,16 +269,58 @@ def _wait(holds: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _status(serve: Any) -> Mapping[str, Any]:
-    application = serve.status().applications.get(APP)
+def _deployed(cluster: Cluster, fleet: Fleet, environ: Mapping[str, str]) -> Mapping[str, Deployed] | None:
+    """What Serve has of the fleet, by the name of the deployment. None if it has nothing. Raises
+    ConfigInvalid if it has another fleet of this name.
+    """
+    application = cluster.serve.status().applications.get(fleet.name)
+    if application is None:
+        return None
+    if application.status.value == "DELETING":  # its deployments vanish one after another
+        return {}
+    found = {}
+    for name, deployment in application.deployments.items():
+        known, _ = cluster.client().get_deployment_info(name, fleet.name)
+        found[name] = Deployed(known.version or "", has_failed(deployment))
+        if name == DIRECTORY:
+            deployed_id = (known.deployment_config.user_config or {}).get(FLEET_ID)
+            if deployed_id == fleet_id(fleet_secret(fleet, environ)):
+                continue
+            raise ConfigInvalid(
+                f"The fleet {fleet.name!r} on the Ray cluster at {cluster.address} has another secret than "
+                "this config, so it is another fleet.",
+                remedy="Copy the file with its secret (`fleet.key_file`) from the machine that deployed it, "
+                "or give this fleet another name in `fleet.name`.",
+            )
+    if application.deployments and DIRECTORY not in found:
+        raise ConfigInvalid(
+            f"The application {fleet.name!r} of Ray Serve at {cluster.address} is no fleet of llamasup.",
+            remedy="Give this fleet another name in `fleet.name`.",
+        )
+    return found
+
+
+def _status(cluster: Cluster, fleet: Fleet) -> Mapping[str, Any]:
+    application = cluster.serve.status().applications.get(fleet.name)
     directory = None if application is None else application.deployments.get(DIRECTORY)
+    name = _name(cluster, fleet)
     if directory is None or not directory.replica_states.get("RUNNING"):
-        return status_of(application, None, no_nodes="The directory is starting.")
+        return {**name, **status_of(application, None, no_nodes="The directory is starting.")}
     try:
-        found = serve.get_deployment_handle(DIRECTORY, APP).nodes.remote().result(timeout_s=_ANSWER_S)
+        handle = cluster.serve.get_deployment_handle(DIRECTORY, fleet.name)
+        found = handle.nodes.remote().result(timeout_s=_ANSWER_S)
     except Exception as error:  # Ray's handles raise many errors; the state of the models is known without it
-        return status_of(application, None, no_nodes=f"The directory does not answer: {first_line(error)}")
-    return status_of(application, msgspec.json.decode(found, type=list[tuple[NodeReport, bool]]))
+        no_nodes = f"The directory does not answer: {_said(error)}"
+        return {**name, **status_of(application, None, no_nodes=no_nodes)}
+    return {**name, **status_of(application, msgspec.json.decode(found, type=list[tuple[NodeReport, bool]]))}
+
+
+def _name(cluster: Cluster, fleet: Fleet) -> Mapping[str, str]:
+    return {"fleet": fleet.name, "cluster": cluster.address}
+
+
+def _said(error: BaseException) -> str:
+    return reason(str(error)) or type(error).__name__
 
 
 def _check_reachable(address: str) -> None:
@@ -224,12 +331,13 @@ def _check_reachable(address: str) -> None:
 
 
 @contextmanager
-def _connected(fleet: Fleet) -> Iterator[Any]:
+def _connected(fleet: Fleet) -> Iterator[Cluster]:
     """Serve of the fleet's cluster. Raises FleetUnusable, also for what Ray raises in the block."""
     try:
         import ray
         from ray import serve
         from ray.exceptions import RayError
+        from ray.serve.context import _get_global_client
         from ray.serve.exceptions import RayServeException
     except ImportError as error:
         raise missing(error) from error
@@ -241,14 +349,17 @@ def _connected(fleet: Fleet) -> Iterator[Any]:
             ray.init(address=fleet.ray, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise FleetUnusable(
-                f"There is no Ray cluster at {fleet.ray!r}: {first_line(error)}",
+                f"There is no Ray cluster at {fleet.ray!r}: {_said(error)}",
                 remedy="Start one with `ray start --head`, or set `fleet.ray` to its address.",
             ) from error
+    address = ray.get_runtime_context().gcs_address
     try:
-        yield serve
-    except (RayError, RayServeException, RuntimeError, TimeoutError) as error:
-        raise FleetUnusable(
-            f"Ray failed: {type(error).__name__}: {first_line(error)}",
+        yield Cluster(serve, _get_global_client, address)
+    except (RayError, RayServeException, OSError, RuntimeError, ValueError) as error:
+        # Ray's time-outs are TimeoutErrors, which are OSErrors.
+        failure = FleetLate if isinstance(error, TimeoutError) else FleetUnusable
+        raise failure(
+            f"Ray at {address} failed: {reason(f'{type(error).__name__}: {error}')}",
             remedy="`ray status` shows the state of the cluster; its logs are in "
             "/tmp/ray/session_latest/logs.",
         ) from error

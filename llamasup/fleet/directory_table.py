@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Snapshot
+from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeReport, Poll, Snapshot
 
-__all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
+__all__ = ["GONE_AFTER_S", "DirectoryTable"]
 
 GONE_AFTER_S: Final = 30.0
 """A node reports each second, unless its machine or Ray is very busy. Long, because a node that is not listed
 gets no new requests; fronts see by themselves, in seconds, that a node does not answer.
 """
-SETTLED_AFTER_S: Final = 5.0
-"""By then, each node has reported to a directory that was started again."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 
@@ -31,7 +29,7 @@ class DirectoryTable:
         self._leaving: set[str] = set()
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
-        self._problems: dict[str, str] = {}  # why the last start of a node failed, by the model
+        self._problems: dict[str, str] = {}  # why no node starts, by the model
         self._start_s: dict[str, float] = {}  # how long the last start from zero took
         self.version = first_version
 
@@ -65,8 +63,8 @@ class DirectoryTable:
         self.version += 1
         return True
 
-    def failed(self, model: str, problem: str) -> bool:
-        """A node of the model could not start. True if the snapshot changes."""
+    def note_problem(self, model: str, problem: str) -> bool:
+        """Why no node of the model starts. True if the snapshot changes."""
         if model in self._serving_models() or self._problems.get(model) == problem:
             return False
         self._problems[model] = problem

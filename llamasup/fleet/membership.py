@@ -55,7 +55,7 @@ def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Know
 
 
 def _why_not_served(model: ListedModel) -> str:
-    problem = f"; its last start failed: {model.problem.rstrip('.')}" if model.problem else ""
+    problem = f"; {model.problem.rstrip('.')}" if model.problem else ""
     return f"No node of the fleet has the model yet{problem}"
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 __all__ = [
+    "LEAVE_S",
     "POLL_PATH",
     "POLL_S",
+    "SETTLED_AFTER_S",
     "SIGNATURE",
     "FleetNode",
     "ListedModel",
@@ -23,6 +25,12 @@ SIGNATURE = "x-llamasup-signature"
 POLL_S = 20.0
 """How long the directory holds a poll without news. Proxies between two machines often end a connection after
 30 or 60 s without bytes."""
+
+
+SETTLED_AFTER_S = 5.0
+"""By then, each node has reported to a directory that was started again."""
+LEAVE_S = SETTLED_AFTER_S + 3.0
+"""How long a node that ends waits at most until all fronts know it, also if the directory just started."""
 
 
 class NodeLoad(Struct, frozen=True):
@@ -61,8 +69,8 @@ class FleetNode(Struct, frozen=True):
 
 class ListedModel(Struct, frozen=True):
     """A model of the fleet. ``eta_s``: how long until its first node is ready; None: not known. ``starts``:
-    that node starts already, because requests wait for it. ``problem``: why the last start of a node failed,
-    as long as no node serves the model.
+    that node starts already, because requests wait for it. ``problem``: why no node starts, as a part of a
+    sentence, as long as no node serves the model.
     """
 
     id: str

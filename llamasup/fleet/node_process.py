@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import ssl
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -42,6 +43,7 @@ _PREFIX = "llamasup-fleet-"
 _ANSWER_S = 5.0  # of the control API on this machine
 _SILENT_S = 60.0  # a machine at full load answers late; its requests still run
 _KEPT_LINES = 4  # an error of a start is a sentence, its place, and what to do
+_OF_CONFIG = re.compile(rf"\S*{_PREFIX}[^/\\]+[/\\]config\.yaml( has \d+ errors?\.|:\d+: |: )")
 _ASK_AGAIN_S = 1.0  # signals that arrive together count as one
 
 
@@ -52,7 +54,7 @@ class NodeSpec(Struct, frozen=True):
 
     model: str
     config: str
-    secret: str
+    secret: str = ""
     drain_timeout_s: float = 600.0
 
     def __repr__(self) -> str:
@@ -128,13 +130,13 @@ class NodeProcess:
         messages: deque[str] = deque(maxlen=_KEPT_LINES)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_pass_on(child.stderr, messages), name="messages")
-            async for line in child.stdout:
+            async for line in _lines(child.stdout):
                 with contextlib.suppress(msgspec.DecodeError):
                     self._note(msgspec.json.decode(line))
         code = await child.wait()
         if not self._started.done():
-            message = self._failure or " ".join(messages) or f"llamasup ended with exit code {code}"
-            self._started.set_exception(ServerFailed(message, cause="node_failed", exit_code=code or 75))
+            message = self._failure or _start_error(messages) or f"llamasup ended with exit code {code}."
+            self._started.set_exception(self._failed(message, code or 75))
 
     def _note(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -143,9 +145,7 @@ class NodeProcess:
             case {"event": "failed", "message": str(message), "remedy": str(remedy)}:
                 self._failure = " ".join(filter(None, (message, *event.get("details", ()), remedy)))
                 if not self._started.done():
-                    self._started.set_exception(
-                        ServerFailed(self._failure, cause="node_failed", exit_code=75)
-                    )
+                    self._started.set_exception(self._failed(self._failure))
 
     @property
     def exit_code(self) -> int | None:
@@ -169,8 +169,8 @@ class NodeProcess:
         if model["state"] == "failed":
             raise self._failed(self._failure or f"The model {self._spec.model!r} has failed.")
 
-    def _failed(self, message: str) -> ServerFailed:
-        return ServerFailed(message, cause="node_failed", exit_code=75)
+    def _failed(self, message: str, exit_code: int = 75) -> ServerFailed:
+        return ServerFailed(f"Node {self._host}: {message}", cause="node_failed", exit_code=exit_code)
 
     async def load(self) -> NodeLoad:
         """The requests of the model. Raises one of ``NO_ANSWER``."""
@@ -218,12 +218,32 @@ class NodeProcess:
             self._lock = None
 
 
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of ``stream``. One that is longer than its limit loses its beginning."""
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line
+
+
 async def _pass_on(stderr: asyncio.StreamReader, messages: deque[str]) -> None:
     """To the log of the actor; ``messages`` keeps the last."""
-    async for line in stderr:
+    async for line in _lines(stderr):
         text = line.decode(errors="replace")
         sys.stderr.write(text)
         messages.append(text.strip())
+
+
+def _start_error(messages: Iterable[str]) -> str:
+    """What llamasup has written before it ended, in one line. The config of a node is no file that a user has
+    written, so its path and its lines are left out.
+    """
+    said = (_OF_CONFIG.sub("", line.removeprefix("llamasup: ").removeprefix("→ ")) for line in messages)
+    return " ".join(line if line.endswith((".", "?")) else f"{line}." for line in said if line)
 
 
 def _write(path: Path, content: bytes) -> None:

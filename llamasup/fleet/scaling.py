@@ -10,10 +10,16 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["LOAD", "ScaleByLoad", "replicas_for"]
+__all__ = ["ABSENT_S", "LOAD", "ScaleByLoad", "replicas_for"]
 
 LOAD: Final = "load"
 """The name of the reported metric: ``NodeLoad.demand``."""
+ABSENT_S: Final = 30.0
+"""A model that should have replicas, and has none, is given up after this time, unless the directory asks for
+it: it does while a start is under way. Long enough for a directory that is started again.
+"""
+_USED: Final = "used_s"
+_ABSENT: Final = "absent_s"
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
@@ -26,19 +32,32 @@ def replicas_for(loads: Iterable[float], target: float) -> int:
 
 
 class ScaleByLoad:
-    """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are those of the constructor)."""
+    """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are those of the constructor).
 
-    def __init__(self, target: float) -> None:
+    It applies ``idle_after_s`` itself, because a start that has failed should not wait as long: Serve (2.60)
+    gives up a deployment whose replicas failed to start three times, until it has had 0 replicas.
+    """
+
+    def __init__(self, target: float, idle_after_s: float) -> None:
         self._target = target
+        self._idle_after_s = idle_after_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value, a state, is always empty.
-
-        While the first replica starts, nothing reports a load. It may load for longer than its clients wait,
-        and must not be stopped for that: else no start would ever end.
+        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is ``context.policy_state`` of
+        the next call. Serve does not call this while a call to the deployment waits for the first replica.
         """
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
-        loads = metrics.get(LOAD, {})
-        if not loads and context.current_num_replicas < context.target_num_replicas:
-            return context.target_num_replicas, {}
-        return replicas_for(loads.values(), self._target), {}
+        desired = replicas_for(metrics.get(LOAD, {}).values(), self._target)
+        now_s, state = context.current_time, context.policy_state
+        if not context.target_num_replicas:
+            return desired, {}
+        if desired:
+            return desired, {_USED: now_s}
+        used_s = state.get(_USED, now_s)
+        if context.current_num_replicas:
+            return (1 if now_s < used_s + self._idle_after_s else 0), {_USED: used_s}
+        absent_s = state.get(_ABSENT, now_s)
+        until_s = absent_s + ABSENT_S
+        if _USED in state:  # an update of a model that has served lately
+            until_s = max(until_s, used_s + self._idle_after_s)
+        return (context.target_num_replicas if now_s < until_s else 0), {**state, _ABSENT: absent_s}

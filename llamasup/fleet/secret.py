@@ -10,11 +10,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-__all__ = ["control_key", "derived", "directory_key", "is_signed", "node_key", "signature"]
+__all__ = [
+    "control_key",
+    "derived",
+    "directory_key",
+    "fleet_id",
+    "is_signed",
+    "node_key",
+    "signature",
+]
 
 
 def derived(secret: str, purpose: str) -> bytes:
     return hmac.digest(secret.encode(), f"llamasup fleet: {purpose}".encode(), hashlib.sha256)
+
+
+def fleet_id(secret: str) -> str:
+    """It says which fleet it is, and is no key for anything."""
+    return derived(secret, "name").hex()[:16]
 
 
 def node_key(secret: str) -> str:

@@ -32,8 +32,14 @@ def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = Fal
                 remedy="Copy the file from the machine that ran `llamasup fleet deploy`, with mode 0600.",
             ) from None
         secret = secrets.token_urlsafe(32)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, f"{secret}\n".encode(), durable=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, f"{secret}\n".encode(), durable=True)
+        except OSError as error:
+            raise ConfigInvalid(
+                f"The secret of the fleet cannot be written to {str(path)!r}: {error.strerror}.",
+                remedy="Name a file in `fleet.key_file` that this user can write.",
+            ) from None
         return secret
     except (OSError, ValueError) as error:
         raise ConfigInvalid(

@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct
 
 from llamasup.fleet.messages import NodeReport
 from llamasup.http.address import is_loopback
 from llamasup.settings.sections import Fleet
 
-__all__ = ["DIRECTORY", "deployment_name", "first_line", "serve_address", "status_of", "why_not_ready"]
+__all__ = [
+    "DIRECTORY",
+    "FLEET_ID",
+    "Deployed",
+    "Problem",
+    "deployment_name",
+    "has_failed",
+    "is_reached_at",
+    "next_version",
+    "problems",
+    "reason",
+    "route_prefix",
+    "serve_address",
+    "status_of",
+    "why_not_ready",
+]
 
 DIRECTORY: Final = "directory"
+FLEET_ID: Final = "fleet_id"
+"""The key of the directory's ``user_config`` with the id of its fleet."""
 _PREFIX: Final = "model-"
 _PORT: Final = 8000  # Serve's own default
 _APPLICATION: Final = {
     "NOT_STARTED": "deploying",
+    "DEPLOYING": "deploying",
     "DEPLOY_FAILED": "failed",
+    "RUNNING": "running",
+    "UNHEALTHY": "unhealthy",
     "DELETING": "ending",
 }
-_DEPLOYMENT: Final = {"HEALTHY": "ready", "DEPLOY_FAILED": "failed"}
+_DEPLOYMENT: Final = {
+    "UPDATING": "updating",
+    "HEALTHY": "ready",
+    "UNHEALTHY": "unhealthy",
+    "DEPLOY_FAILED": "failed",
+    "UPSCALING": "upscaling",
+    "DOWNSCALING": "downscaling",
+}
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?")
+"""The last line of a traceback: the error without its module, and what it says."""
+_UNSCHEDULED: Final = re.compile(
+    r"more than (\d+)s to be scheduled\..* for each replica: (.*), total resources available: (.*?)\. Use",
+    re.S,
+)
+_UNSTARTED: Final = re.compile(r"more than (\d+)s to initialize\.")
 
 
 def deployment_name(model: str) -> str:
@@ -40,9 +78,82 @@ def serve_address(fleet: Fleet) -> tuple[str, int]:
     return (host if is_loopback(host) else "0.0.0.0", url.port or 80)  # noqa: S104
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of its message; the name of the error without one."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def is_reached_at(wanted: tuple[str, int], actual: tuple[str, int]) -> bool:
+    """Whether fronts that expect a Serve at ``wanted`` reach one that runs at ``actual``."""
+    return wanted[1] == actual[1] and (is_loopback(wanted[0]) or not is_loopback(actual[0]))
+
+
+def route_prefix(fleet: Fleet) -> str:
+    """The path of ``directory``, so that one Serve can have several fleets."""
+    return "/" + urlsplit(fleet.directory or "").path.strip("/")
+
+
+class Deployed(Struct, frozen=True):
+    """A deployment that Serve has. ``failed``: its replicas failed to start."""
+
+    version: str
+    failed: bool
+
+
+def next_version(content: str, deployed: Deployed | None, nonce: str) -> str:
+    """The version of a deployment. ``content``: a hash of what it runs.
+
+    Serve (2.60) ignores a deployment with the same version, and starts no replica of one that has failed,
+    also if what was wrong is corrected. The version that this needs has to stay at later deployments, which
+    would replace the replicas otherwise.
+    """
+    if deployed is None or deployed.version.partition("-")[0] != content:
+        return content
+    return f"{content}-{nonce}" if deployed.failed else deployed.version
+
+
+def reason(message: str) -> str:
+    """What went wrong, in one line, of a message of Serve or Ray: they may have colours, an introduction of
+    Serve that ends with ``Error:``, and a traceback.
+    """
+    text = _COLOURS.sub("", message)
+    if (waits := _UNSCHEDULED.search(text)) is not None:
+        after_s, needed, free = waits.groups()
+        return f"no machine has been free for {after_s} s: a replica needs {needed}, and {free} are free"
+    if (starts := _UNSTARTED.search(text)) is not None:
+        return f"a replica has been loading or downloading the model for more than {starts[1]} s"
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in text or "ray::" in text:
+        for line in reversed(lines):
+            if (raised := _RAISED.fullmatch(line)) is not None:
+                name, said = raised.groups()
+                return said if name == "ServerFailed" and said else f"{name}: {said}" if said else name
+    if "Error:" in (introduced := [line.rpartition(" ")[2] for line in lines[:-1]]):
+        return lines[introduced.index("Error:") + 1]
+    return lines[0].strip() if lines else ""
+
+
+class Problem(Struct, frozen=True):
+    """Why a model has no replica. ``failed``: Serve does not start one any more."""
+
+    reason: str
+    failed: bool
+
+
+def problems(application: Any) -> Mapping[str, Problem]:
+    """By model, for those that have one."""
+    return {
+        _model_of(name): Problem(reason(deployment.message), has_failed(deployment))
+        for name, deployment in application.deployments.items()
+        if name != DIRECTORY and (deployment.message or has_failed(deployment))
+    }
+
+
+def has_failed(deployment: Any) -> bool:
+    """Whether Serve has given up, or would without replicas that run. Its status alone does not say it: it
+    depends on what the deployment did before.
+    """
+    statuses = (deployment.status.value, deployment.status_trigger.value)
+    return "DEPLOY_FAILED" in statuses or "REPLICA_STARTUP_FAILED" in statuses
+
+
+def _model_of(deployment: str) -> str:
+    return unquote(deployment.removeprefix(_PREFIX))
 
 
 def status_of(
@@ -53,20 +164,22 @@ def status_of(
     """
     if application is None:
         return {"application": None, "message": None, "models": [], "nodes": []}
-    state = application.status.value
+    models = [
+        {
+            "id": _model_of(name),
+            "state": "failed" if has_failed(deployment) else _DEPLOYMENT[deployment.status.value],
+            "replicas": {state.lower(): count for state, count in deployment.replica_states.items()},
+            "message": reason(deployment.message) or None,
+        }
+        for name, deployment in application.deployments.items()
+        if name != DIRECTORY
+    ]
+    # Serve's own message only counts the models that it is about.
+    said = "" if any(model["message"] for model in models) else reason(application.message)
     return {
-        "application": _APPLICATION.get(state, state.lower()),
-        "message": application.message or no_nodes or None,
-        "models": [
-            {
-                "id": unquote(name.removeprefix(_PREFIX)),
-                "state": _DEPLOYMENT.get(deployment.status.value, deployment.status.value.lower()),
-                "replicas": {state.lower(): count for state, count in deployment.replica_states.items()},
-                "message": deployment.message or None,
-            }
-            for name, deployment in application.deployments.items()
-            if name != DIRECTORY
-        ],
+        "application": _APPLICATION[application.status.value],
+        "message": said or no_nodes or None,
+        "models": models,
         "nodes": None
         if nodes is None
         else [

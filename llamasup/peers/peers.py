@@ -395,7 +395,7 @@ class Peers:
         before = self._nodes[name]
         after = self._nodes[name] = learn(before)
         if (before.state, before.reason) != (after.state, after.reason) and not after.peer.leaving:
-            _report(after)
+            _report(after, replaced=bool(self.membership.expected()))
         if before != after and not same_names(before, after):
             self.refresh()
         elif before != after:
@@ -415,10 +415,11 @@ def _state_of(known: KnownNode) -> str:
     return "leaving" if known.peer.leaving and known.keeps_requests else known.state.value
 
 
-def _report(known: KnownNode) -> None:
+def _report(known: KnownNode, *, replaced: bool) -> None:
+    """``replaced``: another node starts for one that ends, so no user has to start it."""
     name = known.peer.name
     if known.state is NodeState.READY:
         _log.info("The node %r (%s) answers.", name, known.peer.url)
     elif known.reason:
-        remedy = f"\n  → {sentence(known.remedy)}" if known.remedy else ""
+        remedy = f"\n  → {sentence(known.remedy)}" if known.remedy and not replaced else ""
         _log.warning("The node %r (%s) gets no requests: %s.%s", name, known.peer.url, known.reason, remedy)

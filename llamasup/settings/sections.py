@@ -338,10 +338,20 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
 _LISTEN: Final = r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 
 
+_FLEET_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
 class Fleet(SettingGroup, frozen=True, kw_only=True):
     """Models on a Ray cluster (docs/fleet.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
     with a ``directory`` is a front of the fleet, and loads no model itself."""
 
+    name: Annotated[
+        str,
+        Setting(
+            Text("up to 63 letters, digits, dots, dashes and underscores", _FLEET_NAME),
+            "The name of the fleet in its Ray cluster, which may have several.",
+        ),
+    ] = "llamasup"
     directory: Annotated[
         str | None,
         Setting(

@@ -116,15 +116,15 @@ class Rig:
 
     def _started_node(self, options: Mapping[str, Any]) -> Any:
         """Ray (2.60) waits 30 s for a node, which a very busy machine exceeds."""
-        own = psutil.Process()
-        for is_last in (False, False, True):
+        own, attempts = psutil.Process(), 3
+        while True:
             before = set(own.children())
             try:
                 return self.cluster.add_node(num_cpus=self._cpus, object_store_memory=80_000_000, **options)
             except Exception:
                 for child in set(own.children()) - before:
                     child.kill()
-                if is_last:
+                if not (attempts := attempts - 1):
                     raise
 
     @property
@@ -293,6 +293,11 @@ class Rig:
                 victim.send_signal(signal.SIGKILL)
         del self.places[node]
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def kill_raylet(self, node: Any) -> None:
+        """SIGKILL to the raylet alone. What it started has to end by itself."""
+        psutil.Process(_raylet_of(node)).kill()
+        del self.places[node]
 
     def node_with(self, server: psutil.Process) -> Any:
         """The Ray node of a llama-server."""

@@ -5,6 +5,7 @@ import math
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet.membership import Known, merged
 from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
 from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
-from llamasup.fleet.scaling import LOAD, ScaleByLoad, replicas_for
+from llamasup.fleet.scaling import ABSENT_S, LOAD, ScaleByLoad, replicas_for
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.peers.membership import ExpectedModel, Peer
@@ -46,15 +47,44 @@ def test_as_many_replicas_as_bring_the_load_to_the_target(loads: tuple[float, ..
 
 
 def test_policy_reads_the_load_that_replicas_report() -> None:
-    assert policy_at(0.5, {"a": 0.5, "b": 0.75}, current=2, target=2) == 3
-    assert policy_at(0.5, {"a": 0.0}, current=1, target=1) == 0
-    assert policy_at(0.5, None, current=0, target=0) == 0
+    played = PlayedScaling(idle_after_s=0.0)
+    assert played.asked({"a": 0.5, "b": 0.75}, current=2, target=2) == 3
+    assert played.asked({"a": 0.0}, current=1, target=1) == 0
+    assert played.asked(None, current=0, target=0) == 0
 
 
-def test_replica_that_still_loads_is_not_stopped_when_its_clients_give_up() -> None:
-    assert policy_at(0.5, None, current=0, target=1) == 1
-    assert policy_at(0.5, {}, current=1, target=3) == 3
-    assert policy_at(0.5, {"a": 0.0}, current=1, target=2) == 0, "those that serve report their load"
+def test_last_replica_ends_when_it_has_been_idle_for_long_enough() -> None:
+    played = PlayedScaling(idle_after_s=100.0)
+    assert played.asked({"a": 0.5}, current=1, target=1) == 1
+    assert played.asked({"a": 0.0}, current=1, target=1, after_s=99.0) == 1
+    assert played.asked({"a": 0.5}, current=1, target=1) == 1
+    assert played.asked({"a": 0.0, "b": 0.0}, current=2, target=2, after_s=50.0) == 1, "Serve ends the rest"
+    assert played.asked({"a": 0.0}, current=1, target=1, after_s=50.0) == 0
+
+
+def test_replica_that_has_not_reported_yet_is_idle() -> None:
+    played = PlayedScaling(idle_after_s=100.0)
+    assert played.asked({}, current=1, target=1) == 1
+    assert played.asked({"a": 0.0}, current=1, target=1, after_s=100.0) == 0
+
+
+def test_start_that_has_failed_is_given_up_so_that_serve_tries_again() -> None:
+    played = PlayedScaling(idle_after_s=1000.0)
+    assert played.asked(None, current=0, target=1) == 1
+    assert played.asked({}, current=0, target=1, after_s=ABSENT_S - 1) == 1
+    assert played.asked({}, current=0, target=1, after_s=1.0) == 0
+    assert played.asked({}, current=0, target=0) == 0
+    assert played.asked({}, current=0, target=1) == 1, "the next start has as much time"
+
+
+@pytest.mark.parametrize("idle_after_s", [10.0, 100.0])
+def test_update_of_a_model_that_served_lately_has_the_time_to_load(idle_after_s: float) -> None:
+    played = PlayedScaling(idle_after_s)
+    assert played.asked({"a": 0.5}, current=1, target=1) == 1
+    assert played.asked({}, current=0, target=1, after_s=5.0) == 1
+    longer_s = max(ABSENT_S, idle_after_s - 5.0)
+    assert played.asked({}, current=0, target=1, after_s=longer_s - 1.0) == 1
+    assert played.asked({}, current=0, target=1, after_s=1.0) == 0
 
 
 @pytest.mark.parametrize("target", [0.8, 1.0])
@@ -63,14 +93,27 @@ def test_queue_at_the_fronts_asks_for_as_many_replicas_as_it_needs(target: float
     assert replicas_for([load.demand], target) == math.ceil(10 / target)
 
 
-def policy_at(share: float, loads: dict[str, float] | None, *, current: int, target: int) -> int:
-    metrics = None if loads is None else {LOAD: loads}
-    context = SimpleNamespace(
-        aggregated_metrics=metrics, current_num_replicas=current, target_num_replicas=target
-    )
-    number, state = ScaleByLoad(target=share)(context)
-    assert state == {}
-    return number
+class PlayedScaling:
+    """Serve, which gives each call the state that the last one returned."""
+
+    def __init__(self, idle_after_s: float) -> None:
+        self._policy = ScaleByLoad(0.5, idle_after_s)
+        self._now_s = 1000.0
+        self._state: dict[str, Any] = {}
+
+    def asked(
+        self, loads: dict[str, float] | None, *, current: int, target: int, after_s: float = 0.0
+    ) -> int:
+        self._now_s += after_s
+        context = SimpleNamespace(
+            aggregated_metrics=None if loads is None else {LOAD: loads},
+            current_num_replicas=current,
+            target_num_replicas=target,
+            policy_state=self._state,
+            current_time=self._now_s,
+        )
+        number, self._state = self._policy(context)
+        return number
 
 
 # --- resources ---------------------------------------------------------------------------------------
@@ -122,6 +165,7 @@ def test_keys_of_a_fleet_differ_and_do_not_contain_its_secret() -> None:
     assert node_key(SECRET) != node_key("t" * 40)
 
 
+@pytest.mark.check("X4", "refused otherwise")
 def test_signature_counts_for_one_answer_to_one_request() -> None:
     signed = signature(SECRET, "nonce", b"body")
     assert is_signed(SECRET, "nonce", b"body", signed)
@@ -131,6 +175,7 @@ def test_signature_counts_for_one_answer_to_one_request() -> None:
     assert not is_signed(SECRET, "nonce", b"body", "é")
 
 
+@pytest.mark.check("X4", "one secret, which other users cannot read")
 def test_secret_is_created_once_with_mode_0600(tmp_path: Path) -> None:
     fleet = Fleet(key_file=tmp_path / "deep" / "fleet.key")
     secret = fleet_secret(fleet, {}, create=True)
@@ -143,6 +188,7 @@ def test_secret_of_the_environment_needs_no_file(tmp_path: Path) -> None:
     assert fleet_secret(Fleet(key_file=tmp_path / "no"), {"LLAMASUP_FLEET_SECRET": f"{SECRET}\n"}) == SECRET
 
 
+@pytest.mark.check("X4", "config invalid")
 def test_missing_open_or_short_secrets_are_refused_without_showing_them(tmp_path: Path) -> None:
     path = tmp_path / "fleet.key"
     fleet = Fleet(key_file=path)
@@ -249,11 +295,9 @@ def test_front_knows_when_the_node_that_starts_will_be_ready() -> None:
 
 
 def test_waiting_clients_learn_why_no_node_starts() -> None:
-    failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="The file is missing."),))
+    failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="its last start failed: no file."),))
     (model,) = merged(Known(), failed, SECRET, 0.0).expected
-    assert model.message == (
-        "No node of the fleet has the model yet; its last start failed: The file is missing"
-    )
+    assert model.message == ("No node of the fleet has the model yet; its last start failed: no file")
 
 
 def test_nodes_that_a_started_directory_does_not_list_yet_stay() -> None:

@@ -13,9 +13,14 @@ import msgspec
 import pytest
 
 from llamasup.cli.commands import fleet
-from llamasup.errors import FleetUnusable
+from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet import deploy
-from llamasup.fleet.messages import NodeReport
+from llamasup.fleet.messages import LEAVE_S, NodeReport
+from llamasup.fleet.node_process import STOP_S
+from llamasup.fleet.secret import fleet_id
+from llamasup.settings.sections import Fleet
+
+SECRET = "s" * 40
 
 
 class RayError(Exception):
@@ -36,6 +41,7 @@ class PlayedRay:
         self.nodes: Callable[[], bytes] = lambda: msgspec.json.encode([])
         self.connected = False
         self.ends = True
+        self.user_config: Any = {"fleet_id": fleet_id(SECRET)}
 
     # --- ray
     def is_initialized(self) -> bool:
@@ -48,6 +54,9 @@ class PlayedRay:
 
     def shutdown(self) -> None:
         self.connected = False
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address="head:6379")
 
     # --- ray.serve
     def status(self) -> Any:
@@ -63,13 +72,23 @@ class PlayedRay:
         answer = SimpleNamespace(result=lambda timeout_s: self.nodes())
         return SimpleNamespace(nodes=SimpleNamespace(remote=lambda: answer))
 
-    def run_fleet(self) -> None:
+    def get_deployment_info(self, name: str, app: str) -> Any:
+        assert name in self.applications[app].deployments
+        config = SimpleNamespace(user_config=self.user_config)
+        return SimpleNamespace(version="aa", deployment_config=config), None
+
+    def run_fleet(self, name: str = "llamasup", *deployments: str) -> None:
         running = SimpleNamespace(value="RUNNING")
         healthy = SimpleNamespace(
-            status=SimpleNamespace(value="HEALTHY"), message="", replica_states={"RUNNING": 1}
+            status=SimpleNamespace(value="HEALTHY"),
+            status_trigger=SimpleNamespace(value="CONFIG_UPDATE_COMPLETED"),
+            message="",
+            replica_states={"RUNNING": 1},
         )
-        self.applications[deploy.APP] = SimpleNamespace(
-            status=running, message="", deployments={"directory": healthy, "model-tiny": healthy}
+        self.applications[name] = SimpleNamespace(
+            status=running,
+            message="",
+            deployments=dict.fromkeys(deployments or ("directory", "model-tiny"), healthy),
         )
 
 
@@ -77,13 +96,15 @@ class PlayedRay:
 def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
     played = PlayedRay()
     modules = {
-        name: ModuleType(name) for name in ("ray", "ray.exceptions", "ray.serve", "ray.serve.exceptions")
+        name: ModuleType(name)
+        for name in ("ray", "ray.exceptions", "ray.serve", "ray.serve.context", "ray.serve.exceptions")
     }
-    for name in ("is_initialized", "init", "shutdown"):
+    for name in ("is_initialized", "init", "shutdown", "get_runtime_context"):
         setattr(modules["ray"], name, getattr(played, name))
     for name in ("status", "delete", "get_deployment_handle"):
         setattr(modules["ray.serve"], name, getattr(played, name))
     modules["ray"].serve = modules["ray.serve"]  # type: ignore[attr-defined]
+    modules["ray.serve.context"]._get_global_client = lambda: played  # type: ignore[attr-defined]
     modules["ray.exceptions"].RayError = RayError  # type: ignore[attr-defined]
     modules["ray.serve.exceptions"].RayServeException = RayServeException  # type: ignore[attr-defined]
     for name, module in modules.items():
@@ -94,7 +115,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text("models: {tiny: {repo: org/tiny}}\nfleet: {}")
+    path.write_text("models: {tiny: {repo: org/tiny}}\nfleet: {key_file: fleet.key}")
+    key = tmp_path / "fleet.key"
+    key.touch(0o600)
+    key.write_text(SECRET)
     return path
 
 
@@ -119,14 +143,72 @@ def test_address_where_nothing_listens_is_not_tried_by_ray(ray: PlayedRay, confi
         assert deploy.status(config, {})["application"] is None
 
 
-@pytest.mark.parametrize("error", [RayServeException("no controller"), RayError(), TimeoutError("60 s")])
-def test_error_of_ray_is_no_bug_of_llamasup(ray: PlayedRay, config: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RayServeException("no controller"), 69),
+        (RayError(), 69),
+        (ValueError("The route / is used by another application.\nTraceback"), 69),
+        (TimeoutError("60 s"), 75),
+    ],
+)
+def test_error_of_ray_is_no_bug_of_llamasup(
+    ray: PlayedRay, config: Path, error: Exception, code: int
+) -> None:
     ray.status_error = error
     for act in (deploy.status, deploy.down):
-        with pytest.raises(FleetUnusable, match=type(error).__name__) as raised:
+        with pytest.raises(
+            FleetUnusable, match=rf"Ray at head:6379 failed: {type(error).__name__}"
+        ) as raised:
             act(config, {})
-        assert raised.value.exit_code == 69
+        assert raised.value.exit_code == code
+        assert "\n" not in raised.value.message
         assert not ray.connected
+
+
+@pytest.mark.check("X4", "exit code 78, and nothing is changed")
+@pytest.mark.parametrize(
+    ("user_config", "secret"),
+    [(None, SECRET), ({"fleet_id": "other"}, SECRET), ({}, SECRET), (..., "t" * 40)],
+)
+def test_fleet_with_another_secret_is_left_alone(
+    ray: PlayedRay, config: Path, user_config: Any, secret: str
+) -> None:
+    ray.run_fleet()
+    if user_config is not ...:
+        ray.user_config = user_config
+    config.with_name("fleet.key").write_text(secret)
+    for act in (deploy.status, deploy.down):
+        with pytest.raises(
+            ConfigInvalid, match="The fleet 'llamasup' on the Ray cluster at head:6379"
+        ) as error:
+            act(config, {})
+        assert "fleet.key_file" in error.value.remedy
+    assert "llamasup" in ray.applications
+
+
+def test_application_that_is_no_fleet_is_left_alone(ray: PlayedRay, config: Path) -> None:
+    ray.run_fleet("llamasup", "chat")
+    for act in (deploy.status, deploy.down):
+        with pytest.raises(ConfigInvalid, match="is no fleet of llamasup"):
+            act(config, {})
+    assert "llamasup" in ray.applications
+
+
+def test_fleet_that_ends_has_a_status_without_its_directory(ray: PlayedRay, config: Path) -> None:
+    ray.run_fleet("llamasup", "model-tiny")
+    ray.applications["llamasup"].status.value = "DELETING"
+    shown = deploy.status(config, {})
+    assert (shown["application"], [model["id"] for model in shown["models"]]) == ("ending", ["tiny"])
+
+
+def test_fleet_of_another_name_is_not_this_one(ray: PlayedRay, config: Path) -> None:
+    ray.run_fleet("other")
+    assert deploy.status(config, {})["application"] is None
+    assert not deploy.down(config, {})["ended"]
+    config.write_text(config.read_text().replace("{key_file", "{name: other, key_file"))
+    assert deploy.status(config, {})["application"] == "running"
+    assert deploy.down(config, {}) == {"ended": True, "fleet": "other", "cluster": "head:6379"}
 
 
 def test_status_has_the_nodes_that_the_directory_knows(ray: PlayedRay, config: Path) -> None:
@@ -135,6 +217,7 @@ def test_status_has_the_nodes_that_the_directory_knows(ray: PlayedRay, config: P
     report = NodeReport("tiny@a", "https://192.0.2.1:1", "tiny")
     ray.nodes = lambda: msgspec.json.encode([(report, True)])
     shown = deploy.status(config, {})
+    assert (shown["fleet"], shown["cluster"]) == ("llamasup", "head:6379")
     assert [(node["name"], node["state"]) for node in shown["nodes"]] == [("tiny@a", "leaving")]
     assert [model["id"] for model in shown["models"]] == ["tiny"]
 
@@ -152,10 +235,15 @@ def test_status_without_the_directory_has_the_models(ray: PlayedRay, config: Pat
 
 
 def test_end_waits_until_nothing_is_left(ray: PlayedRay, config: Path) -> None:
-    assert not deploy.down(config, {})
-    ray.run_fleet()
-    assert deploy.down(config, {})
-    assert not deploy.down(config, {})
+    for ended in (False, True, False):
+        if ended:
+            ray.run_fleet()
+        assert deploy.down(config, {})["ended"] is ended
+
+
+def test_end_has_more_time_than_a_replica_may_take() -> None:
+    drain_s = Fleet().drain_timeout_s
+    assert deploy.ends_within_s(Fleet()) > drain_s + LEAVE_S + STOP_S
 
 
 def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: Path) -> None:
@@ -163,6 +251,7 @@ def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: P
     ray.ends = False
     with pytest.raises(FleetUnusable, match="has not ended within 0 s") as error:
         deploy.down(config, {}, timeout_s=0.0)
+    assert error.value.exit_code == 75
     assert "Ray goes on" in error.value.remedy
 
 
@@ -178,4 +267,4 @@ def test_news_of_ray_is_not_in_the_result(
     assert fleet.status(config, json=True) == 0
     output = capfd.readouterr()
     assert msgspec.json.decode(output.out)["application"] == "running"
-    assert "a node has died" in output.err
+    assert "a node has died" not in output.err

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from llamasup.fleet.directory_table import GONE_AFTER_S, SETTLED_AFTER_S, DirectoryTable
-from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, NodeReport, Poll
+from llamasup.fleet.directory_table import GONE_AFTER_S, DirectoryTable
+from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeLoad, NodeReport, Poll
 
 TINY = ListedModel("tiny", ("gpt-tiny",))
 NODE = NodeReport("tiny@a", "https://192.0.2.1:1", "tiny")
@@ -186,9 +186,9 @@ def test_poll_that_arrives_after_the_next_one_changes_nothing() -> None:
 
 def test_snapshot_says_why_the_last_start_failed_until_a_node_serves() -> None:
     table = settled()
-    assert table.failed("tiny", "The file is missing.")
-    assert not table.failed("tiny", "The file is missing."), "the fronts know it"
+    assert table.note_problem("tiny", "The file is missing.")
+    assert not table.note_problem("tiny", "The file is missing."), "the fronts know it"
     assert table.snapshot(6.0).models[0].problem == "The file is missing."
     table.report(NODE, 7.0)
     assert table.snapshot(7.0).models[0].problem == ""
-    assert not table.failed("tiny", "No memory."), "another node serves"
+    assert not table.note_problem("tiny", "No memory."), "another node serves"

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llamasup.fleet.scaling import ABSENT_S
 from llamasup.testing.fake_server import install
+from llamasup.testing.tiny import tiny_decoder
 from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup, load_of
 from tests.patience import PATIENCE_S
 
@@ -171,10 +173,30 @@ def test_two_fronts_share_the_nodes(rig: Rig) -> None:
         asyncio.run(play(rig.start_front(stack)[0]))
 
 
+def test_same_deployment_revives_a_model_that_could_not_start(rig: Rig) -> None:
+    late = rig.folder / "late.gguf"
+    late.unlink(missing_ok=True)
+    rig.write(models={MODEL: {"path": late.name}}, fleet={"min_replicas": 1})
+    done = rig.run("deploy")
+    assert done.returncode == 69, done.stderr
+    assert f"{late}: there is no such file" in done.stderr
+    assert "Node " in done.stderr
+    assert "Traceback" not in done.stderr
+    late.write_bytes(tiny_decoder())
+    rig.deploy()
+    before = {process.pid for process in rig.llama_servers()}
+    assert before
+    rig.deploy()
+    rig.deploy()
+    assert {process.pid for process in rig.llama_servers()} == before, "the model had not failed again"
+
+
 @pytest.mark.slow
-def test_model_that_cannot_start_says_why_to_its_clients(rig: Rig) -> None:
+def test_model_that_cannot_start_says_why_to_its_clients_and_starts_when_it_can(rig: Rig) -> None:
+    late = rig.folder / "later.gguf"
+    late.unlink(missing_ok=True)
     rig.fresh(
-        models={MODEL: {"path": "tiny.gguf"}, "gone": {"path": "gone.gguf"}},
+        models={MODEL: {"path": "tiny.gguf"}, "late": {"path": late.name}},
         defaults={"ctx_size": 512, "parallel": 2, "threads": 1, "wait_timeout": "2s"},
     )
 
@@ -183,11 +205,48 @@ def test_model_that_cannot_start_says_why_to_its_clients(rig: Rig) -> None:
         async with rig.client(port) as client:
             async with asyncio.timeout(2 * PATIENCE_S):
                 while not any("its last start failed" in each for each in outcome.refused):
-                    await rig.ask(client, outcome, model="gone")
-        assert any("gone.gguf: there is no such file" in each for each in outcome.refused)
+                    await rig.ask(client, outcome, model="late")
+            assert any("later.gguf: there is no such file" in each for each in outcome.refused)
+            await rig.until(
+                lambda: any(model["state"] == "failed" for model in rig.status()["models"]),
+                "the end of Serve's attempts",
+            )
+            late.write_bytes(tiny_decoder())
+            async with asyncio.timeout(ABSENT_S + 2 * PATIENCE_S):
+                while not outcome.complete:
+                    await rig.ask(client, outcome, model="late")
 
     with ExitStack() as stack:
         asyncio.run(play(rig.start_front(stack)[0]))
+
+
+def test_fleet_with_another_secret_is_refused(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
+    before = {process.pid for process in rig.llama_servers()}
+    other = rig.folder / "other.key"
+    other.touch(0o600)
+    other.write_text("o" * 40)
+    rig.write(fleet={"key_file": other.name})
+    for command in ("deploy", "status", "down"):
+        done = rig.run(command)
+        assert done.returncode == 78, done.stderr
+        assert "another secret" in done.stderr
+    assert {process.pid for process in rig.llama_servers()} == before
+
+
+@pytest.mark.slow
+def test_raylet_that_dies_alone_leaves_no_process_of_ours(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
+    (server,) = rig.llama_servers()
+    ours = (*actor_and_llamasup(server), server)
+    node = rig.node_with(server)
+    try:
+        rig.kill_raylet(node)
+        _, left = psutil.wait_procs(ours, 2 * PATIENCE_S)
+        assert not left
+        asyncio.run(rig.until(rig.llama_servers, "a replica on another node"))
+    finally:
+        rig.add_node()
 
 
 @pytest.mark.slow
@@ -195,7 +254,7 @@ def test_end_of_the_fleet_ends_all_and_says_so(rig: Rig) -> None:
     rig.fresh(fleet={"min_replicas": 1})
     for ended in (True, False):
         done = rig.run("down", "--json")
-        assert json.loads(done.stdout) == {"ended": ended}, done.stderr
+        assert json.loads(done.stdout)["ended"] is ended, done.stderr
     assert not rig.llama_servers()
     assert "Nothing is deployed" in rig.run("status").stdout
 
@@ -205,6 +264,6 @@ def test_deployment_without_room_says_so_and_the_next_one_is_applied(rig: Rig) -
     none = {"min_replicas": 1, "drain_timeout": "0s", "models": {MODEL: {"cpus": 64, "memory": "100MiB"}}}
     rig.write(fleet=none)
     done = rig.run("deploy", "--timeout", "3")
-    assert done.returncode == 69, done.stderr
+    assert done.returncode == 75, done.stderr
     assert "ray status" in done.stderr
     rig.fresh(fleet={"min_replicas": 1})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,6 +58,7 @@ def folder_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.check("X4", "401 without the key of the fleet")
 @async_test
 async def test_node_serves_over_tls_with_the_keys_of_the_fleet_and_leaves_nothing(
     tmp_path: Path, folder_of_nodes: Path
@@ -90,9 +93,31 @@ async def test_stop_now_ends_a_request_that_runs(tmp_path: Path) -> None:
 
 @async_test
 async def test_node_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match=r"gone\.gguf"):
+    with pytest.raises(ServerFailed) as error:
         async with node_of(spec_in(tmp_path, model="gone.gguf")):
             pass
+    path = tmp_path / "gone.gguf"
+    assert error.value.message == (
+        f"Node 127.0.0.1: models.tiny.path: {path}: there is no such file. "
+        f"Did you mean {tmp_path / 'tiny.gguf'}?"
+    )
+
+
+@async_test
+async def test_line_of_any_length_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "llamasup.py"
+    script.write_text(
+        """\
+import sys
+for output in (sys.stderr, sys.stdout):
+    print("x" * 3_000_000, file=output, flush=True)
+print('{"event": "ready", "url": "https://127.0.0.1:1"}', flush=True)
+sys.stdin.read()
+"""
+    )
+    monkeypatch.setattr(node_process, "own_command", lambda _: [sys.executable, str(script)])
+    async with asyncio.timeout(PATIENCE_S), node_of(NodeSpec("tiny", "", SECRET)) as process:
+        assert process.url == "https://127.0.0.1:1"
 
 
 @async_test

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -96,9 +98,21 @@ def test_example_is_valid_and_builds_the_application(example: str, tmp_path: Pat
     assert llamasup.fleet.app(arguments)._bound_deployment.name == "directory"
 
 
+def test_workers_of_kuberay_become_ready_without_a_proxy_and_their_number_changes() -> None:
+    document = yaml.safe_load((ROOT / "configs" / "fleet" / "rayservice.yaml").read_text())
+    cluster = document["spec"]["rayClusterConfig"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert yaml.safe_load(document["spec"]["serveConfigV2"])["proxy_location"] == "HeadOnly"
+    for group in cluster["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        (*_, probe) = container["readinessProbe"]["exec"]["command"]
+        assert "local_raylet_healthz" in probe
+        assert ":8000" not in probe
+
+
 def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_server: str) -> None:
     from llamasup.config import load
-    from llamasup.fleet.deploy import _application
+    from llamasup.fleet.deploy import _models, _needs
 
     page = (ROOT / "docs" / "fleet.md").read_text()
     block = page.partition("<!-- run by tests/fleet/test_serve_config.py -->\n```yaml\n")[2].partition("```")[
@@ -109,10 +123,9 @@ def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_serve
     path = tmp_path / "config.yaml"
     (tmp_path / "tiny.gguf").write_bytes(tiny_decoder())
     path.write_text(f"runtime: {llama_server}\n" + block.replace(named, "tiny.gguf"))
-    application = _application(path, load(path, {}), {VARIABLE: SECRET}, with_serve=False)
-    nodes = application._bound_deployment.init_args[2]
-    assert set(nodes) == {"qwen", "gemma"}
-    assert nodes["qwen"]._bound_deployment.ray_actor_options["num_gpus"] == 1
+    models = {spec.node.model: spec for spec in _models(path, load(path, {}), {}, _needs)}
+    assert set(models) == {"qwen", "gemma"}
+    assert models["qwen"].actor_options["num_gpus"] == 1
 
 
 # --- the directory, without Serve around it ----------------------------------------------------------
@@ -130,6 +143,7 @@ async def asked(directory: Any, path: str, body: bytes = b"", key: str = "") -> 
     return await directory(Request({"type": "http", "path": path, "headers": headers}, receive))
 
 
+@pytest.mark.check("X4", "401")
 @async_test
 async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> None:
     from llamasup.fleet.application import Directory
@@ -153,4 +167,63 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert await directory.report(node) == 3.0
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
-    directory._expiring.cancel()
+    directory._watching.cancel()
+
+
+class PlayedHandle:
+    """Of a deployment: its calls wait until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.wake = self
+
+    async def remote(self) -> None:
+        self.waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.waiting -= 1
+
+
+@async_test
+async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamasup.fleet import application
+
+    def deployment(trigger: str, message: str = "") -> Any:
+        status = SimpleNamespace(value="UNHEALTHY" if message else "HEALTHY")
+        return SimpleNamespace(
+            status=status, status_trigger=SimpleNamespace(value=trigger), message=message, replica_states={}
+        )
+
+    deployments = {"model-tiny": deployment("AUTOSCALING")}
+    played = SimpleNamespace(applications={"": SimpleNamespace(deployments=deployments)})
+    monkeypatch.setattr("ray.serve.status", lambda: played)
+    handle = PlayedHandle()
+    directory: Any = application.Directory.__new__(application.Directory)
+    await directory.__init__(msgspec.json.encode([ListedModel("tiny")]), SECRET, {"tiny": handle})
+    directory._watching.cancel()
+    key = directory_key(SECRET)
+
+    async def polled(number: int, waiting: int) -> Snapshot:
+        poll = Poll("front", "nonce", 0, {"tiny": waiting}, number)
+        return msgspec.json.decode(
+            (await asked(directory, POLL_PATH, msgspec.json.encode(poll), key)).body, type=Snapshot
+        )
+
+    await polled(1, waiting=2)
+    await directory._note_problems()
+    assert handle.waiting == 1
+    await polled(2, waiting=0)
+    await directory._note_problems()
+    assert handle.waiting == 1, "a start goes on when its clients give up"
+    deployments["model-tiny"] = deployment("REPLICA_STARTUP_FAILED", "No space left.")
+    await directory._note_problems()
+    (model,) = (await polled(3, waiting=1)).models
+    assert model.problem == "its last start failed: No space left."
+    await directory._note_problems()
+    assert handle.waiting == 0
+    deployments["model-tiny"] = deployment("DOWNSCALE_COMPLETED")
+    await directory._note_problems()
+    await asyncio.sleep(0)
+    assert handle.waiting == 1
+    directory._wakes["tiny"].cancel()

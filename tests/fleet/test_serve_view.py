@@ -7,7 +7,19 @@ import pytest
 
 from llamasup.cli.commands.fleet import shown_text
 from llamasup.fleet.messages import NodeLoad, NodeReport
-from llamasup.fleet.serve_view import deployment_name, first_line, serve_address, status_of, why_not_ready
+from llamasup.fleet.serve_view import (
+    Deployed,
+    Problem,
+    deployment_name,
+    is_reached_at,
+    next_version,
+    problems,
+    reason,
+    route_prefix,
+    serve_address,
+    status_of,
+    why_not_ready,
+)
 from llamasup.settings.sections import Fleet
 
 
@@ -37,13 +49,109 @@ def test_two_models_never_have_one_deployment() -> None:
     assert not any(set("#/") & set(deployment_name(name)) for name in names)
 
 
-def test_first_line_of_an_error_is_never_missing() -> None:
-    assert first_line(ValueError("\n  one\ntwo")) == "one"
-    assert first_line(ValueError()) == "ValueError"
+@pytest.mark.parametrize(
+    ("wanted", "actual", "reached"),
+    [
+        (("0.0.0.0", 8000), ("0.0.0.0", 8000), True),
+        (("0.0.0.0", 8000), ("192.0.2.1", 8000), True),
+        (("0.0.0.0", 8000), ("127.0.0.1", 8000), False),
+        (("127.0.0.1", 8000), ("127.0.0.1", 8000), True),
+        (("127.0.0.1", 8000), ("0.0.0.0", 8000), True),
+        (("0.0.0.0", 8000), ("0.0.0.0", 8001), False),
+    ],
+)
+def test_serve_that_runs_already_must_be_where_fronts_expect_it(
+    wanted: tuple[str, int], actual: tuple[str, int], reached: bool
+) -> None:
+    assert is_reached_at(wanted, actual) == reached
 
 
-def deployment(status: str, message: str = "", **replicas: int) -> Any:
-    return SimpleNamespace(status=SimpleNamespace(value=status), message=message, replica_states=replicas)
+def test_path_of_the_directory_is_the_route_of_serve() -> None:
+    for directory, route in (
+        (None, "/"),
+        ("http://head:8000", "/"),
+        ("http://head:8000/", "/"),
+        ("https://fleet.example.net/team/a/", "/team/a"),
+    ):
+        assert route_prefix(Fleet(directory=directory)) == route
+
+
+def test_deployment_that_has_failed_gets_a_new_version_and_keeps_it() -> None:
+    assert next_version("aa", None, "1") == "aa"
+    assert next_version("aa", Deployed("aa", failed=False), "1") == "aa"
+    assert next_version("aa", Deployed("aa", failed=True), "1") == "aa-1"
+    assert next_version("aa", Deployed("aa-1", failed=False), "2") == "aa-1"
+    assert next_version("aa", Deployed("aa-1", failed=True), "2") == "aa-2"
+    for failed in (True, False):
+        assert next_version("bb", Deployed("aa-1", failed), "2") == "bb"
+
+
+# Of Ray 2.60, shortened.
+FAILED = """\
+The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
+initial health check failing. See controller logs for details. Error:
+\x1b[36mray::ServeReplica:llamasup:model-tiny.initialize_and_get_metadata()\x1b[39m (pid=28140, ip=192.0.2.2)
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 401, in __get_result
+    raise self._exception
+           ^^^^^^^^^^^^^^^^^^^
+RuntimeError: Traceback (most recent call last):
+  File "/opt/llamasup/fleet/application.py", line 152, in __init__
+    await self._process.start()
+{}
+"""
+TASK = """\
+RayTaskError(RayServeException): \x1b[36mray::ServeController.deploy_applications()\x1b[39m (pid=27789)
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 401, in __get_result
+    raise self._exception
+ray.serve.exceptions.RayServeException: Prefix / is being used by application(s) chat.
+"""
+UNSCHEDULED = """\
+Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to be \
+scheduled. This may be due to waiting for the cluster to auto-scale or for a runtime environment to be \
+installed. Resources required for each replica: {"CPU": 64.0}, total resources available: {"CPU": 1.0}. \
+Use `ray status` for more details."""
+UNSTARTED = """\
+Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to initialize.
+This may be caused by a slow __init__ or reconfigure method."""
+DIED = """\
+The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
+initial health check failing. See controller logs for details. Error:
+The actor died unexpectedly before finishing this task.
+\tclass_name: ServeReplica:llamasup:model-tiny
+\tactor_id: 813caddb73c02bcb5d7fca8902000000
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("", ""),
+        ("\n  one\ntwo", "one"),
+        (FAILED.format("llamasup.errors.ServerFailed: Node a: no file"), "Node a: no file"),
+        (FAILED.format("llamasup.errors.ServerFailed"), "ServerFailed"),
+        (FAILED.format("OSError: [Errno 28] No space left"), "OSError: [Errno 28] No space left"),
+        ("Traceback (most recent call last):\n  File\nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("Traceback (most recent call last):\n  File ...", "Traceback (most recent call last):"),
+        (TASK, "RayServeException: Prefix / is being used by application(s) chat."),
+        (
+            UNSCHEDULED,
+            'no machine has been free for 30 s: a replica needs {"CPU": 64.0}, and {"CPU": 1.0} are free',
+        ),
+        (UNSTARTED, "a replica has been loading or downloading the model for more than 30 s"),
+        (DIED, "The actor died unexpectedly before finishing this task."),
+    ],
+)
+def test_message_of_ray_becomes_one_line_without_a_traceback(message: str, said: str) -> None:
+    assert reason(message) == said
+
+
+def deployment(status: str, message: str = "", trigger: str = "", **replicas: int) -> Any:
+    return SimpleNamespace(
+        status=SimpleNamespace(value=status),
+        status_trigger=SimpleNamespace(value=trigger),
+        message=message,
+        replica_states=replicas,
+    )
 
 
 def application(status: str, message: str = "", **deployments: Any) -> Any:
@@ -88,11 +196,14 @@ def test_status_shows_models_and_nodes_in_our_words() -> None:
             },
         ],
     }
-    text = shown_text(shown)
-    assert text.startswith("Fleet: running\n")
+    text = shown_text({**shown, **NAME})
+    assert text.startswith("Fleet llamasup on the Ray cluster at head:6379: running\n")
     assert "1 running, 1 stopping" in text
     assert "3 of 4 slots busy" in text
     assert "leaving" in text
+
+
+NAME = {"fleet": "llamasup", "cluster": "head:6379"}
 
 
 def test_status_without_nodes_says_why() -> None:
@@ -102,21 +213,38 @@ def test_status_without_nodes_says_why() -> None:
     assert shown["nodes"] is None
     assert shown["application"] == "deploying"
     assert shown["models"][0]["state"] == "upscaling"
-    assert "Fleet: deploying: The directory is starting." in shown_text(shown)
-    assert "no replica" in shown_text(shown)
+    text = shown_text({**shown, **NAME})
+    assert "at head:6379: deploying: The directory is starting." in text
+    assert "no replica" in text
 
 
 def test_status_of_nothing() -> None:
     shown = status_of(None, None)
     assert shown == {"application": None, "message": None, "models": [], "nodes": []}
-    assert "Nothing is deployed" in shown_text(shown)
+    assert "Nothing is deployed as llamasup on the Ray cluster at head:6379" in shown_text({**shown, **NAME})
 
 
-def test_reason_of_a_failed_deployment_is_that_of_its_model() -> None:
-    failed = application(
-        "DEPLOY_FAILED", "1 deployment failed", tiny=deployment("DEPLOY_FAILED", "no memory")
-    )
-    assert status_of(failed, None)["application"] == "failed"
-    assert why_not_ready(status_of(failed, None)) == "tiny: no memory"
+@pytest.mark.parametrize(
+    ("status", "trigger"),
+    [("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED"), ("UNHEALTHY", "REPLICA_STARTUP_FAILED")],
+)
+def test_reason_of_a_failed_deployment_is_that_of_its_model(status: str, trigger: str) -> None:
+    tiny = deployment(status, FAILED.format("llamasup.errors.ServerFailed: no memory"), trigger)
+    failed = application("DEPLOY_FAILED", "Failed to update the deployments ['model-tiny'].", tiny=tiny)
+    shown = status_of(failed, None)
+    assert shown["application"] == "failed"
+    assert shown["message"] is None, "that of Serve only names the model"
+    assert (shown["models"][0]["state"], shown["models"][0]["message"]) == ("failed", "no memory")
+    assert why_not_ready(shown) == "tiny: no memory"
+    assert problems(failed) == {"tiny": Problem("no memory", failed=True)}
+
+
+def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
     assert why_not_ready(status_of(application("DELETING", "It ends"), None)) == "It ends"
     assert why_not_ready(status_of(application("NOT_STARTED"), None)) == "the application is deploying"
+    unhealthy = application("UNHEALTHY", tiny=deployment("UNHEALTHY", trigger="HEALTH_CHECK_FAILED"))
+    assert status_of(unhealthy, None)["models"][0]["state"] == "unhealthy"
+    assert problems(unhealthy) == {}
+    waiting = application("DEPLOYING", tiny=deployment("UPSCALING", UNSCHEDULED))
+    (problem,) = problems(waiting).values()
+    assert (problem.reason.partition(":")[0], problem.failed) == ("no machine has been free for 30 s", False)

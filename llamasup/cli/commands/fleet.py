@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -38,7 +37,16 @@ File = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait. Ray goes on after it.")
 ]
-_NOTHING = "Nothing is deployed. `llamasup fleet deploy CONFIG` deploys the models of a config."
+TimeoutOfEnd = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="How long to wait. Ray goes on after it. Default: a little longer than `fleet.drain_timeout`.",
+        show_default=False,
+    ),
+]
 
 
 @commands.command()
@@ -70,26 +78,30 @@ def status(config: File = None, json: o.Json = False) -> int:
 
 
 @commands.command()
-def down(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) -> int:
+def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False) -> int:
     """End all models of the fleet, after their running requests."""
 
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
         with _waiting(view, "ending the models"):
-            ended = fleet.down(_config(config), timeout_s=timeout)
+            shown = fleet.down(_config(config), timeout_s=timeout)
         if json:
-            write_json({"ended": ended})
+            write_json(shown)
+        elif shown["ended"]:
+            write_result(f"The fleet {_place(shown)} has ended.")
         else:
-            write_result("The fleet has ended." if ended else _NOTHING)
+            write_result(_nothing(shown))
 
     return guarded(act)
 
 
 @contextmanager
 def _waiting(view: View, text: str) -> Iterator[None]:
-    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs."""
-    with while_waiting(view, text), redirect_stdout(sys.stderr):
+    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs. What concerns
+    the fleet is in its state.
+    """
+    with while_waiting(view, text), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
@@ -109,7 +121,7 @@ def _show(shown: Mapping[str, Any], *, json: bool) -> None:
 def shown_text(shown: Mapping[str, Any]) -> str:
     """The result of ``status`` in the terminal."""
     if shown["application"] is None:
-        return _NOTHING
+        return _nothing(shown)
     models = [
         (
             model["id"],
@@ -124,5 +136,14 @@ def shown_text(shown: Mapping[str, Any]) -> str:
         for node in shown["nodes"] or ()
     ]
     message = f": {shown['message']}" if shown["message"] else ""
-    parts = [f"Fleet: {shown['application']}{message}", table(models)]
+    parts = [f"Fleet {_place(shown)}: {shown['application']}{message}", table(models)]
     return "\n\n".join([*parts, "Nodes:\n" + table(nodes)] if nodes else parts)
+
+
+def _place(shown: Mapping[str, Any]) -> str:
+    return f"{shown['fleet']} on the Ray cluster at {shown['cluster']}"
+
+
+def _nothing(shown: Mapping[str, Any]) -> str:
+    remedy = "`llamasup fleet deploy CONFIG` deploys the models of a config."
+    return f"Nothing is deployed as {_place(shown)}.\n{remedy}"
