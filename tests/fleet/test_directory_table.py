@@ -132,7 +132,7 @@ def test_time_of_a_start_that_failed_before_is_not_known() -> None:
     poll(table, 10.0, tiny=1)
     table.report(NODE, 14.0)
     table.end("tiny@a")
-    table.failed("tiny", "The file is missing.")
+    table.note_problem("tiny", "The file is missing.")
     assert table.snapshot(20.0).models[0].eta_s is None
 
 
