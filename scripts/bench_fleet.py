@@ -48,7 +48,7 @@ REPLICAS = (1, 2, 4, 8)
 SLOTS = 2
 TOKEN_MS = 20  # of the paced llama-server
 TALKS, TURNS = 16, 6
-CACHE_SLOTS, CACHE_MIB = 8, 8  # of one node, or of all together
+CACHE_SLOTS, CACHE_MIB = 8, 64  # of one node, or of all together
 
 
 # --- requests --------------------------------------------------------------------------------------------
@@ -249,15 +249,15 @@ async def starts(rig: Rig, options: argparse.Namespace) -> str:
 
 def serve_alone(rig: Rig, stack: ExitStack) -> tuple[str, Callable[[], object]]:
     """An ordinary ``llamasup serve`` with the same model; its URL, and what unloads the model."""
-    port, ready = free_port(), rig.folder / "ready-alone"
+    port, ready, config = free_port(), rig.folder / "ready-alone", rig.folder / "alone.yaml"
+    model = {"path": f"{MODEL}.gguf", "ctx_size": 512, "parallel": SLOTS, "threads": 1}
+    config.write_text(json.dumps({"runtime": rig.runtime, "models": {MODEL: model}}))
     command = [sys.executable, "-m", "llamasup"]
     alone = subprocess.Popen(
         [
-            *(*command, "serve", str(rig.folder / f"{MODEL}.gguf"), "--runtime", rig.runtime),
-            *("--port", str(port), "--ctx-size", "512", "--parallel", "2", "--threads", "1"),
+            *(*command, "serve", "--config", str(config), "--port", str(port)),
             *("--ready-file", str(ready), "--log-level", "warning"),
         ],
-        cwd=rig.folder,
     )
     stack.callback(alone.wait)
     stack.callback(alone.terminate)
@@ -319,7 +319,7 @@ async def cached_share(client: httpx.AsyncClient, model: str, *, seed: int) -> f
             messages.append({"role": "assistant", "content": found["choices"][0]["message"]["content"] or ""})
             prompt_tokens += found["usage"]["prompt_tokens"]
             cached_tokens += found["usage"]["prompt_tokens_details"]["cached_tokens"]
-            await asyncio.sleep(chance.uniform(0.0, 0.4))
+            await asyncio.sleep(chance.uniform(0.5, 2.0))
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(TALKS):
@@ -333,7 +333,11 @@ PARTS = {"hop": hop, "replicas": replicas, "starts": starts, "cache": cached_sha
 
 
 async def measure(rig: Rig, options: argparse.Namespace) -> str:
-    return "\n\n".join([await PARTS[name](rig, options) for name in options.parts])
+    tables = []
+    for name in options.parts:
+        tables.append(await PARTS[name](rig, options))
+        print(tables[-1], flush=True)
+    return "\n\n".join(tables)
 
 
 def main() -> int:
@@ -357,7 +361,6 @@ def main() -> int:
         (folder / f"{MODEL}.gguf").write_bytes(tiny_decoder())
         with Rig(folder, runtime, cpus=4) as rig:
             text = asyncio.run(measure(rig, options))
-    print(text)
     if options.docs is not None:
         write_between(options.docs, MARKS, text)
     return 0
