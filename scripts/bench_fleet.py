@@ -47,7 +47,7 @@ MARKS = "<!-- measured: scripts/bench_fleet.py -->", "<!-- end of measured -->"
 REPLICAS = (1, 2, 4, 8)
 SLOTS = 2
 TOKEN_MS = 20  # of the paced llama-server
-TALKS, TURNS = 16, 6
+TALKS, TURNS = (4, 16), 6  # conversations at the same time: few, and more than there are slots
 CACHE_SLOTS, CACHE_MIB = 8, 64  # of one node, or of all together
 
 
@@ -287,21 +287,27 @@ async def cached_shares(rig: Rig, options: argparse.Namespace) -> str:
     rig.write(models=models, defaults={"ctx_size": 4096, "threads": 1}, fleet={"models": needs})
     await asyncio.to_thread(rig.deploy)
     await until_serving(rig, sum(kinds.values()))
-    found: dict[str, list[float]] = defaultdict(list)
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
     with ExitStack() as stack:
         port, _ = rig.start_front(stack)  # the other front has the models of the configs before
         async with client_of(f"http://127.0.0.1:{port}") as client:
             for number in range(options.rounds):
-                for name in kinds:
-                    found[name].append(await cached_share(client, name, seed=number))
-    lines = ["| nodes | slots and prompt cache of each | cached prompt tokens |", "|---|---|---|"]
+                for talks in TALKS:
+                    for name in kinds:
+                        found[name, talks].append(await cached_share(client, name, talks, seed=number))
+    few, many = TALKS
+    lines = [
+        f"| nodes | slots and prompt cache of each | cached, {few} conversations | {many} conversations |",
+        "|---|---|---|---|",
+    ]
     for name, number in kinds.items():
         each = f"{CACHE_SLOTS // number}, {CACHE_MIB // number} MiB"
-        lines.append(f"| {number} | {each} | {median(found[name]):.1%} |")
+        shares = " | ".join(f"{median(found[name, talks]):.1%}" for talks in TALKS)
+        lines.append(f"| {number} | {each} | {shares} |")
     return "\n".join(lines)
 
 
-async def cached_share(client: httpx.AsyncClient, model: str, *, seed: int) -> float:
+async def cached_share(client: httpx.AsyncClient, model: str, talks: int, *, seed: int) -> float:
     """Plays conversations at the same time, whose turns come at random."""
     chance = random.Random(seed)
     prompt_tokens = cached_tokens = 0
@@ -311,7 +317,7 @@ async def cached_share(client: httpx.AsyncClient, model: str, *, seed: int) -> f
         messages: list[dict[str, str]] = []
         for turn in range(TURNS):
             words = " ".join(chance.choice(("people", "water", "house", "great")) for _ in range(60))
-            messages.append({"role": "user", "content": f"{model} {seed} {number} {turn} {words}"})
+            messages.append({"role": "user", "content": f"{model} {talks} {seed} {number} {turn} {words}"})
             body = {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
             answer = await client.post("/v1/chat/completions", json=body)
             answer.raise_for_status()
@@ -322,7 +328,7 @@ async def cached_share(client: httpx.AsyncClient, model: str, *, seed: int) -> f
             await asyncio.sleep(chance.uniform(0.5, 2.0))
 
     async with asyncio.TaskGroup() as tasks:
-        for number in range(TALKS):
+        for number in range(talks):
             tasks.create_task(talk(number))
     return cached_tokens / prompt_tokens
 

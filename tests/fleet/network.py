@@ -194,8 +194,8 @@ async def _switch(subnet: str, delay_s: float, names: list[str]) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     async for line in orders:
-        order, number = line.decode().split()
-        switch.order(order, int(number))
+        order, cut_number = line.decode().split()
+        switch.order(order, int(cut_number))
 
 
 if __name__ == "__main__":
