@@ -295,8 +295,12 @@ class Rig:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def kill_raylet(self, node: Any) -> None:
-        """SIGKILL to the raylet alone. What it started has to end by itself."""
-        psutil.Process(_raylet_of(node)).kill()
+        """SIGKILL to the raylet alone. What it started has to end by itself, which it does when the raylet is
+        no process any more: a zombie, which is what it would be under this process, is one.
+        """
+        raylet = next(info.process for info in node.all_processes["raylet"])
+        raylet.kill()
+        raylet.wait()
         del self.places[node]
 
     def node_with(self, server: psutil.Process) -> Any:
