@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llamasup.control.discovery import discover  # noqa: E402
+from llamasup.control.selection import select_running  # noqa: E402
 from llamasup.fleet.certificates import authority  # noqa: E402
 from llamasup.fleet.secret import node_key  # noqa: E402
 from llamasup.testing.tiny import tiny_decoder  # noqa: E402
@@ -176,9 +178,16 @@ def middle(found: Sequence[Cost], of: str) -> float:
 async def until_serving(rig: Rig, replicas: int) -> None:
     """Wait until the front knows so many nodes, and no others."""
     await rig.until(
-        lambda: [node["state"] for node in rig.front_status()["nodes"]] == ["ready"] * replicas,
+        lambda: [node["state"] for node in nodes_at_front(rig)] == ["ready"] * replicas,
         f"{replicas} replicas",
     )
+
+
+def nodes_at_front(rig: Rig) -> Sequence[Mapping[str, Any]]:
+    transport = httpx.HTTPTransport(uds=select_running(discover(), rig.front.pid).socket)
+    with httpx.Client(transport=transport, base_url="http://front") as control:
+        nodes: Sequence[Mapping[str, Any]] = control.get("/llamasup/v1/status").json()["nodes"]
+    return nodes
 
 
 # --- replicas, with a paced llama-server ---------------------------------------------------------------

@@ -15,11 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 import psutil
 
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
 from llamasup.errors import FleetUnusable
 from tests.fleet.network import Network
 from tests.patience import PATIENCE_S, eventually
@@ -210,13 +207,6 @@ class Rig:
 
     def nodes_of_fleet(self) -> Sequence[Mapping[str, Any]]:
         return self.status()["nodes"] or ()
-
-    def front_status(self) -> Mapping[str, Any]:
-        socket = select_running(discover(), self.front.pid).socket
-        transport = httpx.HTTPTransport(uds=socket)
-        with httpx.Client(transport=transport, base_url="http://front") as control:
-            status: Mapping[str, Any] = control.get("/llamasup/v1/status").json()
-        return status
 
     def running(self) -> int:
         return int(self.status()["models"][0]["replicas"].get("running", 0))
