@@ -116,7 +116,8 @@ async def drive(
         async def worker(number: int) -> None:
             nonlocal chunks
             for _ in left:
-                chunks += await ask(client, tokens, stream, f"I am client {number}.")
+                received = await ask(client, tokens, stream, f"I am client {number}.")
+                chunks += received  # after the wait, in which other workers count
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(connections):
