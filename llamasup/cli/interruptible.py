@@ -1,15 +1,18 @@
-"""Runs a coroutine that a signal ends in order."""
+"""Runs work that a signal ends in order."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
 
-__all__ = ["interruptible"]
+__all__ = ["interruptible", "interruptible_at_pauses"]
 
 T = TypeVar("T")
 
@@ -35,8 +38,36 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(act())
     except asyncio.CancelledError:
-        name = signals[0] if signals else "SIGINT"
-        is_signal = name in signal.Signals.__members__
-        raise Interrupted(
-            signal.Signals[name] if is_signal else signal.SIGTERM, "" if is_signal else name
-        ) from None
+        raise _interrupted(signals[0] if signals else "SIGINT") from None
+
+
+@contextmanager
+def interruptible_at_pauses() -> Iterator[Callable[[float], None]]:
+    """For work in C code that cannot be interrupted, such as Ray's (2.60: SystemError). It gets a function
+    that waits for so many seconds, and raises Interrupted if a signal has come. A second signal ends the
+    process at once.
+    """
+    signals: list[str] = []
+
+    def note(name: str) -> None:
+        signals.append(name)
+        if len(signals) > 1:
+            os._exit(128 + _interrupted(name).signal_number)
+
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
+        if signals:
+            raise _interrupted(signals[0])
+
+    STOP_SIGNALS.deliver_to(note)
+    try:
+        yield pause
+    finally:
+        STOP_SIGNALS.raise_again()
+    if signals:
+        raise _interrupted(signals[0])
+
+
+def _interrupted(name: str) -> Interrupted:
+    is_signal = name in signal.Signals.__members__
+    return Interrupted(signal.Signals[name] if is_signal else signal.SIGTERM, "" if is_signal else name)

@@ -23,7 +23,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -48,6 +47,7 @@ from llamasup.fleet.secret import directory_key, fleet_id, signature
 from llamasup.fleet.serve_view import (
     DIRECTORY,
     FLEET_ID,
+    LAST_FAILED,
     Deployed,
     Problem,
     deployment_name,
@@ -64,8 +64,6 @@ _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
 _MAX_POLL = 1 << 20  # bytes; a poll names the models that requests wait for
-
-_LAST_FAILED = "its last start failed: "
 
 _log = logging.getLogger("ray.serve")
 
@@ -230,9 +228,6 @@ class Directory:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
     ) -> None:
-        self._app = ""
-        with contextlib.suppress(RayServeException):  # a test has no Serve around it
-            self._app = serve.get_replica_context().app_name
         self._secret = secret
         self._handles = handles
         self._table = DirectoryTable(
@@ -261,7 +256,7 @@ class Directory:
     async def failed(self, report: bytes, problem: str) -> None:
         """The node could not start."""
         model = msgspec.json.decode(report, type=NodeReport).model
-        if self._table.note_problem(model, _LAST_FAILED + problem):
+        if self._table.note_problem(model, LAST_FAILED + problem):
             self._publish()
 
     async def leave(self, report: bytes) -> None:
@@ -346,13 +341,13 @@ class Directory:
             return
         found: Mapping[str, Problem] = {}
         with contextlib.suppress(Exception):  # the controller may start again
-            found = problems((await asyncio.to_thread(serve.status)).applications[self._app])
+            applications = (await asyncio.to_thread(serve.status)).applications
+            found = problems(applications[serve.get_replica_context().app_name])
             self._failed = {model for model, problem in found.items() if problem.failed}
         for model in wanted & found.keys():
             if model in self._failed and model in self._wakes:
                 self._wakes[model].cancel()
-            words = _LAST_FAILED if model in self._failed else ""
-            if self._table.note_problem(model, words + found[model].reason):
+            if self._table.note_problem(model, found[model].reason):
                 self._publish()
         self._wake()
 

@@ -165,10 +165,15 @@ class Cluster(Struct, frozen=True):
 
 
 def deploy(
-    path: Path, environ: Mapping[str, str] = os.environ, *, timeout_s: float = TIMEOUT_S
+    path: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    pause: Callable[[float], None] = sleep,
 ) -> Mapping[str, Any]:
     """Deploy the models, wait until all runs that should, and return ``status``. An update replaces the
-    replicas of changed models one after another. Raises ConfigInvalid and FleetUnusable.
+    replicas of changed models one after another. ``pause`` is called between two looks, and may raise to end
+    the wait. Raises ConfigInvalid and FleetUnusable.
     """
     config = load(path, environ)
     fleet = config.fleet or Fleet()
@@ -192,7 +197,7 @@ def deploy(
             shown = _status(cluster, fleet)
             return shown["application"] in ("running", "failed")
 
-        if not _wait(is_over, timeout_s):
+        if not _wait(is_over, timeout_s, pause):
             raise FleetLate(
                 f"The fleet does not run {timeout_s:.0f} s after its deployment: {why_not_ready(shown)}",
                 remedy="Ray goes on. `llamasup fleet status` shows the state of each model; `ray status` "
@@ -235,10 +240,14 @@ def status(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, 
 
 
 def down(
-    path: Path, environ: Mapping[str, str] = os.environ, *, timeout_s: float | None = None
+    path: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    timeout_s: float | None = None,
+    pause: Callable[[float], None] = sleep,
 ) -> Mapping[str, Any]:
-    """End all replicas after their requests. ``timeout_s``: None for as long as this may take. Returns
-    whether anything was deployed. Raises ConfigInvalid and FleetUnusable.
+    """End all replicas after their requests. ``timeout_s``: None for as long as this may take. ``pause``: as
+    for ``deploy``. Returns whether anything was deployed. Raises ConfigInvalid and FleetUnusable.
     """
     fleet = load(path, environ).fleet or Fleet()
     if timeout_s is None:
@@ -247,7 +256,7 @@ def down(
         ended = _deployed(cluster, fleet, environ) is not None
         if ended:
             cluster.serve.delete(fleet.name, _blocking=False)
-            if not _wait(lambda: fleet.name not in cluster.serve.status().applications, timeout_s):
+            if not _wait(lambda: fleet.name not in cluster.serve.status().applications, timeout_s, pause):
                 raise FleetLate(
                     f"The fleet has not ended within {timeout_s:.0f} s: a replica waits for its requests.",
                     remedy="Ray goes on. `llamasup fleet status` shows what still runs.",
@@ -260,12 +269,12 @@ def ends_within_s(fleet: Fleet) -> float:
     return fleet.drain_timeout_s + LEAVE_S + STOP_S + _RAY_S
 
 
-def _wait(holds: Callable[[], bool], timeout_s: float) -> bool:
+def _wait(holds: Callable[[], bool], timeout_s: float, pause: Callable[[float], None]) -> bool:
     deadline_s = monotonic() + timeout_s
     while not holds():
         if monotonic() > deadline_s:
             return False
-        sleep(_LOOK_AGAIN_S)
+        pause(_LOOK_AGAIN_S)
     return True
 
 

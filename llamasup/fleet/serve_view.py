@@ -16,6 +16,7 @@ from llamasup.settings.sections import Fleet
 __all__ = [
     "DIRECTORY",
     "FLEET_ID",
+    "LAST_FAILED",
     "Deployed",
     "Problem",
     "deployment_name",
@@ -33,6 +34,7 @@ __all__ = [
 DIRECTORY: Final = "directory"
 FLEET_ID: Final = "fleet_id"
 """The key of the directory's ``user_config`` with the id of its fleet."""
+LAST_FAILED: Final = "its last start failed: "
 _PREFIX: Final = "model-"
 _PORT: Final = 8000  # Serve's own default
 _APPLICATION: Final = {
@@ -58,6 +60,8 @@ _UNSCHEDULED: Final = re.compile(
     r"more than (\d+)s to be scheduled\..* for each replica: (.*), total resources available: (.*?)\. Use",
     re.S,
 )
+_FAILED_START: Final = "A replica failed to start with exception."
+_SCALES: Final = re.compile(r"(Up|Down)scaling from \d+ to \d+ replicas\.")  # its state says so
 _UNSTARTED: Final = re.compile(r"more than (\d+)s to initialize\.")
 
 
@@ -111,7 +115,7 @@ def reason(message: str) -> str:
     """What went wrong, in one line, of a message of Serve or Ray: they may have colours, an introduction of
     Serve that ends with ``Error:``, and a traceback.
     """
-    text = _COLOURS.sub("", message)
+    text = _SCALES.sub("", _COLOURS.sub("", message))
     if (waits := _UNSCHEDULED.search(text)) is not None:
         after_s, needed, free = waits.groups()
         return f"no machine has been free for {after_s} s: a replica needs {needed}, and {free} are free"
@@ -129,7 +133,7 @@ def reason(message: str) -> str:
 
 
 class Problem(Struct, frozen=True):
-    """Why a model has no replica. ``failed``: Serve does not start one any more."""
+    """Why a model has no replica, as a part of a sentence. ``failed``: Serve does not start one any more."""
 
     reason: str
     failed: bool
@@ -137,11 +141,16 @@ class Problem(Struct, frozen=True):
 
 def problems(application: Any) -> Mapping[str, Problem]:
     """By model, for those that have one."""
-    return {
-        _model_of(name): Problem(reason(deployment.message), has_failed(deployment))
-        for name, deployment in application.deployments.items()
-        if name != DIRECTORY and (deployment.message or has_failed(deployment))
-    }
+    found = {}
+    for name, deployment in application.deployments.items():
+        if name == DIRECTORY:
+            continue
+        failed, message = has_failed(deployment), deployment.message
+        if failed or _FAILED_START in message:
+            found[_model_of(name)] = Problem(LAST_FAILED + reason(message), failed)
+        elif _UNSCHEDULED.search(message) or _UNSTARTED.search(message):
+            found[_model_of(name)] = Problem(reason(message), failed)
+    return found
 
 
 def has_failed(deployment: Any) -> bool:

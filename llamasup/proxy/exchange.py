@@ -20,7 +20,7 @@ from llamasup.http.heads import HttpError, error_body, status_line
 from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
-from llamasup.observability.counters import HeldSlots
+from llamasup.observability.counters import CANCELLED, HeldSlots
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
@@ -604,9 +604,9 @@ class Exchange(Struct, eq=False):
     def refused(self, error: HttpError) -> None:
         self._fail(error, "refused")
 
-    def interrupt(self, error: HttpError) -> None:
-        """End the request because an administrator cancelled it."""
-        self._fail(error, "cancelled")
+    def interrupt(self, error: HttpError, outcome: str) -> None:
+        """End the request because an administrator cancelled it, or another client needs its slot."""
+        self._fail(error, outcome)
 
     def held_slots(self) -> HeldSlots | None:
         request, lease = self._request, self._lease
@@ -761,7 +761,7 @@ class Exchange(Struct, eq=False):
         request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
-        if self._asks_again and outcome != "cancelled":
+        if self._asks_again and outcome != CANCELLED:
             self._answer_first()
             return
         if self._not_continued is not None:

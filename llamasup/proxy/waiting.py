@@ -59,6 +59,7 @@ class Waiting:
             needs_permit=request.needs_permit,
         )
         self.entry.jobs = request.jobs
+        self.entry.leaves_permit = request.leaves_permit
         self._model = model
         self._generation = 0  # the last one that had the request
 
@@ -116,10 +117,10 @@ class Waiting:
         else:
             send_keepalive_if_due(self._downstream, self._request, now, self._outlook_text)
 
-    def interrupt(self, error: HttpError) -> None:
-        """End the wait because an administrator cancelled the request."""
+    def interrupt(self, error: HttpError, outcome: str) -> None:
+        """End the wait, for the same reasons as an exchange."""
         self._queue.leave(self.entry)
-        self._record(error.status, "cancelled")
+        self._record(error.status, outcome)
         self._downstream.exchange_failed(self._request, error)
 
     def turned_down(self, error: HttpError) -> None:

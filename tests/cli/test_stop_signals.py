@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from llamasup.cli import interruptible
 from llamasup.cli.stop_signals import Interrupted, StopSignals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -69,3 +71,35 @@ def test_listener_receives_stop_reason_until_the_end(signals: StopSignals) -> No
     signals.end()
     signal.raise_signal(signal.SIGTERM)
     assert received == ["standard input ended"]
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_signal_within_work_that_cannot_be_interrupted_ends_it_at_its_next_pause(
+    signals: StopSignals, monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    monkeypatch.setattr(interruptible, "STOP_SIGNALS", signals)
+    done = []
+    with pytest.raises(Interrupted) as raised, interruptible.interruptible_at_pauses() as pause:
+        pause(0.0)
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the work")
+        if pauses:
+            pause(0.0)
+            done.append("more")
+    assert raised.value.signal_number == signal.SIGTERM
+    assert done == ["the work"]
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_second_signal_within_such_work_ends_the_process(
+    signals: StopSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interruptible, "STOP_SIGNALS", signals)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(Interrupted), interruptible.interruptible_at_pauses():
+        signal.raise_signal(signal.SIGINT)
+        assert codes == []
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [130]

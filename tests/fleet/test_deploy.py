@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 
 from llamasup.cli.commands import fleet
+from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
 from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet import deploy
 from llamasup.fleet.messages import LEAVE_S, NodeReport
@@ -41,6 +44,7 @@ class PlayedRay:
         self.nodes: Callable[[], bytes] = lambda: msgspec.json.encode([])
         self.connected = False
         self.ends = True
+        self.deleting: Callable[[], None] = lambda: None
         self.user_config: Any = {"fleet_id": fleet_id(SECRET)}
 
     # --- ray
@@ -65,6 +69,7 @@ class PlayedRay:
         return SimpleNamespace(applications=self.applications)
 
     def delete(self, name: str, *, _blocking: bool) -> None:
+        self.deleting()
         if self.ends:
             del self.applications[name]
 
@@ -255,10 +260,25 @@ def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: P
     assert "Ray goes on" in error.value.remedy
 
 
-def test_news_of_ray_is_not_in_the_result(
+def test_signal_while_the_fleet_ends_says_that_ray_goes_on(
     ray: PlayedRay, config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    ray.run_fleet()
+    ray.ends = False
+    ray.deleting = lambda: STOP_SIGNALS._handle(signal.SIGINT, None)
+    with pytest.raises(Interrupted):
+        fleet.down(config)
+    assert "What Ray has begun goes on" in capfd.readouterr().err
+    assert not ray.connected
+
+
+def test_news_of_ray_is_not_in_the_result(
+    ray: PlayedRay, config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "1")  # and restore it
+
     def noisy() -> bytes:
+        assert os.environ["RAY_ENABLE_AUTO_CONNECT"] == "0", "Ray reads it when it is imported"
         print("(raylet) a node has died")
         return msgspec.json.encode([])
 

@@ -196,8 +196,9 @@ async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: p
         )
 
     deployments = {"model-tiny": deployment("AUTOSCALING")}
-    played = SimpleNamespace(applications={"": SimpleNamespace(deployments=deployments)})
+    played = SimpleNamespace(applications={"fleet": SimpleNamespace(deployments=deployments)})
     monkeypatch.setattr("ray.serve.status", lambda: played)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
     handle = PlayedHandle()
     directory: Any = application.Directory.__new__(application.Directory)
     await directory.__init__(msgspec.json.encode([ListedModel("tiny")]), SECRET, {"tiny": handle})

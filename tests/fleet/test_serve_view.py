@@ -110,6 +110,12 @@ Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken
 scheduled. This may be due to waiting for the cluster to auto-scale or for a runtime environment to be \
 installed. Resources required for each replica: {"CPU": 64.0}, total resources available: {"CPU": 1.0}. \
 Use `ray status` for more details."""
+RETRIES = """\
+A replica failed to start with exception. Retrying 2 more time(s). Error:
+\x1b[36mray::ServeReplica:llamasup:model-tiny.initialize_and_get_metadata()\x1b[39m (pid=28140)
+  File "/opt/llamasup/fleet/application.py", line 152, in __init__
+llamasup.errors.ServerFailed: no memory
+"""
 UNSTARTED = """\
 Deployment 'model-tiny' in application 'llamasup' has 1 replicas that have taken more than 30s to initialize.
 This may be caused by a slow __init__ or reconfigure method."""
@@ -236,7 +242,7 @@ def test_reason_of_a_failed_deployment_is_that_of_its_model(status: str, trigger
     assert shown["message"] is None, "that of Serve only names the model"
     assert (shown["models"][0]["state"], shown["models"][0]["message"]) == ("failed", "no memory")
     assert why_not_ready(shown) == "tiny: no memory"
-    assert problems(failed) == {"tiny": Problem("no memory", failed=True)}
+    assert problems(failed) == {"tiny": Problem("its last start failed: no memory", failed=True)}
 
 
 def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
@@ -247,4 +253,9 @@ def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
     assert problems(unhealthy) == {}
     waiting = application("DEPLOYING", tiny=deployment("UPSCALING", UNSCHEDULED))
     (problem,) = problems(waiting).values()
+    again = application("DEPLOYING", tiny=deployment("UPDATING", RETRIES))
+    assert problems(again) == {"tiny": Problem("its last start failed: no memory", failed=False)}
+    starting = application("DEPLOYING", tiny=deployment("UPSCALING", "Upscaling from 0 to 1 replicas."))
+    assert problems(starting) == {}
+    assert status_of(starting, None)["models"][0]["message"] is None
     assert (problem.reason.partition(":")[0], problem.failed) == ("no machine has been free for 30 s", False)

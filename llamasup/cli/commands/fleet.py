@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamasup.cli.command_group import command_set
+from llamasup.cli.interruptible import interruptible_at_pauses
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, while_waiting
+from llamasup.cli.stop_signals import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,8 +59,8 @@ def deploy(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) 
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
-        with _waiting(view, "deploying the models"):
-            shown = fleet.deploy(_config(config), timeout_s=timeout)
+        with _waiting(view, "deploying the models") as pause:
+            shown = fleet.deploy(_config(config), timeout_s=timeout, pause=pause)
         _show(shown, json=json)
 
     return guarded(act)
@@ -84,8 +87,8 @@ def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
-        with _waiting(view, "ending the models"):
-            shown = fleet.down(_config(config), timeout_s=timeout)
+        with _waiting(view, "ending the models") as pause:
+            shown = fleet.down(_config(config), timeout_s=timeout, pause=pause)
         if json:
             write_json(shown)
         elif shown["ended"]:
@@ -97,12 +100,24 @@ def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False
 
 
 @contextmanager
-def _waiting(view: View, text: str) -> Iterator[None]:
-    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs. What concerns
-    the fleet is in its state.
+def _waiting(view: View, text: str) -> Iterator[Callable[[float], None]]:
+    """Gives the pause for the wait. Ray (2.60) writes news of the cluster to standard output, where only the
+    result belongs. What concerns the fleet is in its state. A thread of Serve may outlive the connection: it
+    would make a new one, to any cluster of this machine, and write the traceback of its failure.
     """
-    with while_waiting(view, text), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    try:
+        with (
+            while_waiting(view, text),
+            Path(os.devnull).open("w") as nowhere,
+            redirect_stdout(nowhere),
+            interruptible_at_pauses() as pause,
+        ):
+            yield pause
+    except Interrupted:
+        view.say("info", "stop", "Interrupted. What Ray has begun goes on: `llamasup fleet status` shows it.")
+        raise
 
 
 def _config(given: Path | None) -> Path:

@@ -86,7 +86,7 @@ class LiveConnection(Protocol):
         """Since when the request in flight waits for a model or a slot (monotonic); 0: it does not."""
         ...
 
-    def interrupt(self, error: HttpError) -> None:
+    def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the request in flight, if any, with ``error``."""
         ...
 
