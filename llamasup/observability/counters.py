@@ -148,6 +148,7 @@ class Metrics:
     __slots__ = (
         "continued",
         "evictions",
+        "gave_way",
         "lines_dropped",
         "loads",
         "models",
@@ -164,6 +165,7 @@ class Metrics:
         self.loads: dict[str, int] = {}  # by model
         self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
+        self.gave_way: dict[str, int] = {}  # requests of batches, by model
         self.continued: dict[tuple[str, str], int] = {}  # (model, result)
         self.repaired: dict[tuple[str, str], int] = {}  # (model, what)
         self.models: dict[str, ModelMetrics] = {}
@@ -172,6 +174,9 @@ class Metrics:
 
     def count_request(self, record: RequestRecord) -> None:
         name = record.model
+        if record.outcome == GAVE_WAY:  # its status is no failure of the model
+            self.gave_way[name] = self.gave_way.get(name, 0) + 1
+            return
         key = (name, record.route, record.status)
         requests = self.requests
         requests[key] = requests.get(key, 0) + 1

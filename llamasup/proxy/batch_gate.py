@@ -76,14 +76,12 @@ class BatchGate:
         wait_s = self._lane.opens_in_s(now_s, self.others)
         if not wait_s:
             self._lane.served()
-            request.leaves_permit = self._lane.leaves_slot(now_s)
         elif self._turn is not None:
             return replace(WAITS, retry_after_s=wait_s)
         elif turn_in_s := self._lane.turn_in_s(now_s):
             return replace(WAITS, retry_after_s=min(wait_s, turn_in_s))
         else:
             self._turn, self._turn_began_s = request, now_s
-            request.leaves_permit = False
         request.in_lane = True
         self._running[request] = connection
         return None

@@ -147,7 +147,6 @@ class Request(msgspec.Struct, eq=False):
     translation: Translation | None = None  # of a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
     in_lane: bool = False  # ``BatchGate`` counts it
-    leaves_permit: bool = False  # it is of a batch, and takes no permit that is the last free one
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
     # take many times the memory of its bytes.
     _received: bytearray | None = None

@@ -18,7 +18,7 @@ from llamasup.proxy.backend import Backend, ModelList, VirtualRoute, is_virtual
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.unavailable import BUSY, Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import NO_REPAIRS, Repairs
 
 __all__ = [
@@ -116,8 +116,6 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         return Unavailable.because(refusal)
     if (repairs := route.served.repairs) is not NO_REPAIRS and request.body:
         _repair(request, repairs, proxy)
-    if request.leaves_permit and not route.served.queue.has_permit_to_leave:
-        return BUSY
     return route.served.lease(infers=infers, body=request.body)
 
 

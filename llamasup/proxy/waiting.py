@@ -59,7 +59,6 @@ class Waiting:
             needs_permit=request.needs_permit,
         )
         self.entry.jobs = request.jobs
-        self.entry.leaves_permit = request.leaves_permit
         self._model = model
         self._generation = 0  # the last one that had the request
 

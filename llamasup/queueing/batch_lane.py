@@ -5,9 +5,6 @@ further request slows all others down. After the last request of another client,
 four times the usual gap between their requests. So of requests that come at random, 2 % (e⁻⁴) find a batch at
 work.
 
-For five minutes after such a request, a batch leaves one slot of a model free: the next client does not wait
-until llama-server has ended a request of the batch.
-
 Where the others never pause, a batch that waits gets a turn: one request, in a slot that is free. The next
 turn comes a minute later, or later still, so that turns take at most a thirtieth of the time. So of requests
 that come at random, 3 % find one at work, fewer than the 5 % that a 95th percentile leaves out.
@@ -19,22 +16,12 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = [
-    "GAPS",
-    "LEAVES_SLOT_S",
-    "MAX_QUIET_S",
-    "MIN_QUIET_S",
-    "TURN_AFTER_S",
-    "TURN_SHARE",
-    "BatchLane",
-]
+__all__ = ["GAPS", "MAX_QUIET_S", "MIN_QUIET_S", "TURN_AFTER_S", "TURN_SHARE", "BatchLane"]
 
 GAPS: Final = 4.0
 MIN_QUIET_S: Final = 0.5
 MAX_QUIET_S: Final = 30.0
 """A client that asks less often finds a batch at work, and the batch gives way to it."""
-LEAVES_SLOT_S: Final = 300.0
-"""How long after a request of another client a batch leaves a slot free. Later, probably none comes soon."""
 TURN_AFTER_S: Final = 60.0
 """How long a batch waits for a turn."""
 TURN_SHARE: Final = 1 / 30
@@ -70,10 +57,6 @@ class BatchLane(Struct):
         if others:
             return max(quiet_s, _BUSY_RETRY_S)
         return max(0.0, self.last_s + quiet_s - now_s)
-
-    def leaves_slot(self, now_s: float) -> bool:
-        """Whether a batch leaves one slot free for the next request of another client."""
-        return now_s - self.last_s < LEAVES_SLOT_S
 
     # --- turns
 

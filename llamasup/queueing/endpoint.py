@@ -60,9 +60,8 @@ class Endpoint:
     ``max_concurrent``: its permits. ``busy``: the permits that are taken; a request of several jobs is sent
     when one permit is free, so ``busy`` may exceed ``max_concurrent``. ``held_s``: how long requests held
     permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
-    called for the first permit that becomes free (with True), and for the second (with False), before another
-    request can take it. ``on_idle`` is called each time the last lease ends; ``idle_since_s`` (monotonic) is
-    that time, if ``on_idle`` is set.
+    called for the first permit that becomes free, before another request can take it. ``on_idle`` is called
+    each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
     """
 
     __slots__ = (
@@ -102,7 +101,7 @@ class Endpoint:
         *,
         max_concurrent: int = UNLIMITED,
         held_s: float | None = None,
-        on_permit_free: Callable[[bool], None] | None = None,
+        on_permit_free: Callable[[], None] | None = None,
         on_idle: Callable[[Endpoint], None] | None = None,
         node: NodeLink | None = None,
     ) -> None:
@@ -235,8 +234,8 @@ class Endpoint:
         lease.since_s = 0.0
         busy = self.busy
         self.busy = still_busy = busy - lease.weight
-        if busy + 1 >= self.max_concurrent > still_busy and self.on_permit_free is not None:
-            self.on_permit_free(busy >= self.max_concurrent)
+        if busy >= self.max_concurrent > still_busy and self.on_permit_free is not None:
+            self.on_permit_free()
 
     def _lingers(self, lease: Lease) -> None:
         self._lingering.add(lease)

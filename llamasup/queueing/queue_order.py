@@ -26,19 +26,17 @@ def granted(asked: Priority | None, best: Priority) -> Priority:
 class Queued:
     """An item of a ``FairQueue``.
 
-    ``jobs``: the permits that the request takes, up to all permits. ``leaves_permit``: it does not take the
-    last free one. ``turn``: the turn of its client in which it was last served; None before. A requeued item
-    has that turn again; 0 goes first.
+    ``jobs``: the permits that the request takes, up to all permits. ``turn``: the turn of its client in which
+    it was last served; None before. A requeued item has that turn again; 0 goes first.
     """
 
-    __slots__ = ("arrived_s", "client", "jobs", "leaves_permit", "priority", "turn")
+    __slots__ = ("arrived_s", "client", "jobs", "priority", "turn")
 
     def __init__(self, arrived_s: float, client: str = "", priority: Priority = Priority.NORMAL) -> None:
         self.arrived_s = arrived_s
         self.client = client
         self.priority = priority
         self.jobs = 1
-        self.leaves_permit = False
         self.turn: int | None = None
 
 
@@ -92,10 +90,6 @@ class FairQueue(Generic[T]):
             line.turn = min(line.turn, item.turn)
         insort(line.items, item, key=_arrival)
         self._count += 1
-
-    def peek(self) -> T:
-        """The next item. Raises IndexError if empty."""
-        return min(self._lines[self._next_class()].values(), key=_turn).items[0]
 
     def pop(self, max_concurrent: int = 1) -> T:
         """Remove and return the next item, for a server with so many permits. Raises IndexError if empty."""

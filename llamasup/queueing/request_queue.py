@@ -200,11 +200,6 @@ class RequestQueue:
         """Whether as many requests wait as may. A large one may also be refused before."""
         return len(self) >= self._max_waiting
 
-    @property
-    def has_permit_to_leave(self) -> bool:
-        """Whether a permit stays free when a request takes one, unless there is only one at all."""
-        return _has_permit_to_leave(_eligible(self._get_serving(), self._clock()))
-
     def set_limits(self, *, timeout_s: float, max_waiting: int, continues_streams: bool = False) -> None:
         """Limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s
@@ -319,9 +314,9 @@ class RequestQueue:
         else:
             self._reconcile(now_s)
 
-    def permit_freed(self, first: bool) -> None:
-        """Give a free permit to the next entry; the second one only to an entry that leaves a permit."""
-        if self._queue and not self._in_serve and (first or self._queue.peek().leaves_permit):
+    def permit_freed(self) -> None:
+        """Give a free permit to the next entry."""
+        if self._queue and not self._in_serve:
             self._serve(self._clock())
 
     # --- private
@@ -407,10 +402,7 @@ class RequestQueue:
             while eligible := _eligible(self._get_serving(), now_s):
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
-                elif self._queue and (free := _with_free_permit(eligible)):
-                    if self._queue.peek().leaves_permit and not _has_permit_to_leave(eligible):
-                        return
-                    eligible = free
+                elif self._queue and (eligible := _with_free_permit(eligible)):
                     entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in eligible))
                 else:
                     return
@@ -446,11 +438,6 @@ def _eligible(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
 
 def _with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
     return tuple(endpoint for endpoint in endpoints if endpoint.busy < endpoint.max_concurrent)
-
-
-def _has_permit_to_leave(endpoints: tuple[Endpoint, ...]) -> bool:
-    free = sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)
-    return free != 1 or sum(endpoint.max_concurrent for endpoint in endpoints) == 1
 
 
 def _next_readmission_s(state: Serving, now_s: float) -> float:

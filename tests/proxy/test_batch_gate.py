@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llamasup.queueing.batch_lane import LEAVES_SLOT_S, TURN_AFTER_S
+from llamasup.queueing.batch_lane import TURN_AFTER_S
 from tests.proxy.conftest import MakeRig
-from tests.proxy.generations import await_queued, send_chat
+from tests.proxy.generations import send_chat
 from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, post, status
 
 BATCH = b"X-Llamasup-Priority: batch"
@@ -63,41 +63,6 @@ def test_batch_continues_some_time_after_the_last_request_of_others(rig: Rig, cl
     child.message()
     child.send(answer(b"done"))
     assert client.message()[1] == b"done"
-
-
-def test_batch_leaves_a_slot_free_while_another_client_may_come_back(rig: Rig, clock: Clock) -> None:
-    other = send_chat(rig, b"1")
-    child = rig.accept()
-    child.message()
-    child.send(answer(b"one"))
-    other.message()
-    assert cause_of(send_batch(rig)) == (503, "batch_waits")
-    clock.pass_s(LONG_AGO_S)
-    first, second = send_batch(rig, b"2"), send_batch(rig, b"3")
-    assert child.message()[1] == b"2"
-    await_queued(rig, 1)
-    child.send(answer(b"two"))
-    assert first.message()[1] == b"two"
-    assert child.message()[1] == b"3"  # it got the slot of the first one
-    first = send_batch(rig, b"4")
-    await_queued(rig, 1)
-    send_chat(rig, b"5")
-    assert rig.accept().message()[1] == b"5"  # it does not wait until llama-server has ended the batch
-    assert cause_of(second) == cause_of(first) == (503, "batch_preempted")
-
-
-def test_batch_uses_all_slots_when_other_clients_have_been_away_for_long(rig: Rig, clock: Clock) -> None:
-    other = send_chat(rig, b"1")
-    child = rig.accept()
-    child.message()
-    child.send(answer(b"one"))
-    other.message()
-    assert cause_of(send_batch(rig)) == (503, "batch_waits")
-    clock.pass_s(LEAVES_SLOT_S)
-    send_batch(rig, b"2")
-    send_batch(rig, b"3")
-    while rig.call(lambda: rig.endpoint.busy) != 2:
-        pass
 
 
 def test_request_of_another_client_ends_those_of_batches(rig: Rig) -> None:

@@ -1,13 +1,6 @@
 from __future__ import annotations
 
-from llamasup.queueing.batch_lane import (
-    LEAVES_SLOT_S,
-    MAX_QUIET_S,
-    MIN_QUIET_S,
-    TURN_AFTER_S,
-    TURN_SHARE,
-    BatchLane,
-)
+from llamasup.queueing.batch_lane import MAX_QUIET_S, MIN_QUIET_S, TURN_AFTER_S, TURN_SHARE, BatchLane
 
 
 def test_lane_is_open_while_there_was_no_other_client() -> None:
@@ -38,15 +31,6 @@ def test_lane_never_stays_closed_for_long_after_the_last_request() -> None:
     for at_s in (0.0, 25.0, 50.0):
         lane.arrived(at_s)
     assert lane.opens_in_s(50.0, others=0) == MAX_QUIET_S
-
-
-def test_batch_leaves_a_slot_for_some_minutes_after_the_last_request_of_others() -> None:
-    lane = BatchLane()
-    assert not lane.leaves_slot(5.0)
-    lane.arrived(10.0)
-    lane.ended(11.0)
-    assert lane.leaves_slot(10.0 + LEAVES_SLOT_S)
-    assert not lane.leaves_slot(11.0 + LEAVES_SLOT_S)
 
 
 def test_pause_is_no_gap() -> None:

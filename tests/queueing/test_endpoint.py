@@ -142,36 +142,26 @@ def test_close_revokes_lingering_leases(endpoint: Endpoint) -> None:
 def test_request_of_several_jobs_holds_at_most_all_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 14.0])
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: next(times))
-    told: list[tuple[int, bool]] = []
+    told: list[int] = []
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=4)
-    endpoint.on_permit_free = lambda first: told.append((endpoint.busy, first))
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
     endpoint.lease().weigh(3)  # needs no place
     lease = endpoint.lease(infers=True)
     lease.weigh(3000)
     assert (endpoint.busy, endpoint.served, told) == (4, 1, [])
     lease.release()
-    assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [(0, True)], 16.0)
+    assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [0], 16.0)
     assert lease.permit_s == 16.0
 
 
 def test_permit_is_free_only_below_max_concurrent() -> None:
-    told: list[tuple[int, bool]] = []
+    told: list[int] = []
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=2)
-    endpoint.on_permit_free = lambda first: told.append((endpoint.busy, first))
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
     first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
     second.weigh(2)
     assert endpoint.busy == 3
     first.release()
     assert (endpoint.busy, told) == (2, [])
     second.cancel_permit()
-    assert (endpoint.busy, told) == (0, [(0, True)])
-
-
-def test_second_free_permit_is_news_too() -> None:
-    told: list[tuple[int, bool]] = []
-    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=3)
-    endpoint.on_permit_free = lambda first: told.append((endpoint.busy, first))
-    leases = [endpoint.lease(infers=True) for _ in range(3)]
-    for lease in leases:
-        lease.release()
-    assert told == [(2, True), (1, False)]
+    assert (endpoint.busy, told) == (0, [0])

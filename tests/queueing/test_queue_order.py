@@ -87,15 +87,6 @@ def test_class_passed_over_often_enough_gets_one_turn(desk: Desk) -> None:
     assert (order.index("a1"), order.index("a2")) == (PASSES, 2 * PASSES + 1)
 
 
-def test_next_item_can_be_seen_before_it_is_taken(desk: Desk) -> None:
-    desk.comes("a1", LOW)
-    desk.comes("b1", NORMAL)
-    assert desk.queue.peek() is desk.queue.pop()
-    assert desk.queue.peek() is desk.queue.pop()
-    with pytest.raises(IndexError):
-        desk.queue.peek()
-
-
 def test_passed_over_count_is_reset_when_the_class_is_empty(desk: Desk) -> None:
     gone = desk.comes("a1", LOW)
     for number in range(PASSES):

@@ -354,51 +354,6 @@ def test_retry_budget_limits_requeued_requests() -> None:
     assert not rig.queue.requeue(rig.request("e"), dead, sent=True)
 
 
-# --- requests that leave the last free permit
-
-
-def leaving(rig: QueueRig, name: str) -> None:
-    entry = rig.request(name)
-    entry.leaves_permit = True
-    assert rig.queue.enter(entry) is None
-    rig.clock.pass_time(0.0)
-
-
-def test_request_of_a_batch_leaves_the_last_free_permit() -> None:
-    endpoint = with_permits(1, max_concurrent=3)
-    rig = several(endpoint)
-    others = [endpoint.lease(infers=True), endpoint.lease(infers=True)]
-    assert not rig.queue.has_permit_to_leave
-    leaving(rig, "a")
-    assert rig.served == []
-    others[0].release()
-    assert rig.served == ["a by 1"]
-    assert not rig.queue.has_permit_to_leave
-    leaving(rig, "b")
-    rig.enter("c")
-    rig.clock.pass_time(0.0)
-    assert rig.served == ["a by 1"]  # "b" arrived first and has no higher class
-    others[1].release()
-    assert rig.served == ["a by 1", "b by 1", "c by 1"]
-
-
-def test_request_of_a_batch_takes_the_only_permit() -> None:
-    rig = several(with_permits(1, max_concurrent=1))
-    assert rig.queue.has_permit_to_leave
-    leaving(rig, "a")
-    assert rig.served == ["a by 1"]
-
-
-def test_one_free_permit_of_all_replicas_is_left() -> None:
-    first, second = with_permits(1, max_concurrent=1), with_permits(2, max_concurrent=1)
-    rig = several(first, second)
-    lease = first.lease(infers=True)
-    leaving(rig, "a")
-    assert rig.served == []
-    lease.release()
-    assert rig.served == ["a by 1"]
-
-
 # --- several generations that serve
 
 

@@ -50,7 +50,7 @@ class Store:
             except Claimed:
                 raise Conflict(
                     f"Another llamasup serves the batches in {str(folder)!r}.",
-                    remedy="End the other llamasup, or set another batches.folder in the config of this one.",
+                    remedy="End the other llamasup, or serve with a config that has another batches.folder.",
                 ) from None
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.interruptible import interruptible_at_pauses
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
@@ -105,6 +104,8 @@ def _waiting(view: View, text: str) -> Iterator[Callable[[float], None]]:
     result belongs. What concerns the fleet is in its state. A thread of Serve may outlive the connection: it
     would make a new one, to any cluster of this machine, and write the traceback of its failure.
     """
+    from llamasup.cli.interruptible import interruptible_at_pauses
+
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:

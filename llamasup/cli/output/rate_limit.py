@@ -128,7 +128,7 @@ class RequestLineLimit:
 
 
 def is_routine(record: RequestRecord) -> bool:
-    """Whether llamasup itself answered: a monitor asks every few seconds, and so does a batch that waits."""
+    """Whether such requests are frequent and no trouble: those of a monitor, or of a batch that waits."""
     return record.outcome in ("local", GAVE_WAY) or (record.outcome == "ok" and not record.model)
 
 

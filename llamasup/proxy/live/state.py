@@ -87,7 +87,7 @@ class LiveConnection(Protocol):
         ...
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
-        """End the request in flight, if any, with ``error``."""
+        """End the request in flight, if any, with ``error``; ``outcome`` is that of its record."""
         ...
 
 
