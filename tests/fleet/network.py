@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import os
 import struct
 import subprocess
@@ -168,6 +167,8 @@ class Switch:
 
 
 def _tap(name: str) -> int:
+    import fcntl  # Windows has none, and collects the tests of this folder
+
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return descriptor
