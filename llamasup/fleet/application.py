@@ -299,7 +299,8 @@ class Directory:
             poll = msgspec.json.decode(body, type=Poll)
         except msgspec.DecodeError as error:
             return JSONResponse(_error(f"The poll is invalid: {error}.", "invalid_request_error"), 400)
-        self._table.poll(poll, time.monotonic())
+        if self._table.poll(poll, time.monotonic()):
+            self._publish()
         self._wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):

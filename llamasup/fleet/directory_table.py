@@ -99,18 +99,20 @@ class DirectoryTable:
 
     # --- fronts -------------------------------------------------------------------------------------------
 
-    def poll(self, poll: Poll, now_s: float) -> None:
+    def poll(self, poll: Poll, now_s: float) -> bool:
         """Note a poll, which also says what the front has seen. One that a later poll has overtaken counts
-        only as a sign of life.
+        only as a sign of life. True if the snapshot changes.
         """
         before = self._fronts.get(poll.front)
         if before is not None and before[0].number > poll.number:
             poll = before[0]
         self._fronts[poll.front] = poll, now_s
-        for model in self.wanted():
-            self._wanted_since_s.setdefault(model, now_s)
-        for model in self._wanted_since_s.keys() - self.wanted().keys():
-            del self._wanted_since_s[model]
+        wanted = self.wanted().keys()
+        if wanted == self._wanted_since_s.keys():
+            return False
+        self._wanted_since_s = {model: self._wanted_since_s.get(model, now_s) for model in wanted}
+        self.version += 1
+        return True
 
     def all_have_seen(self, version: int) -> bool:
         """Whether no front can still send requests to a node that left in ``version``.
@@ -152,13 +154,18 @@ class DirectoryTable:
             tuple(sorted(nodes, key=lambda node: node.name)),
             tuple(
                 ListedModel(
-                    model.id, model.aliases, self._eta_s(model.id, now_s), self._problems.get(model.id, "")
+                    model.id,
+                    model.aliases,
+                    self._eta_s(model.id, now_s),
+                    self._problems.get(model.id, ""),
+                    model.id in self._wanted_since_s,
                 )
                 for model in self._models.values()
             ),
         )
 
     def _eta_s(self, model: str, now_s: float) -> float | None:
-        if (start_s := self._start_s.get(model)) is None:
+        start_s = self._start_s.get(model)
+        if start_s is None or model in self._problems:  # Ray tries again, at times that it does not tell
             return None
         return max(0.0, start_s - (now_s - self._wanted_since_s.get(model, now_s)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -36,13 +37,19 @@ class Known(Struct, frozen=True):
     expected: tuple[ExpectedModel, ...] = ()
 
 
-def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
+def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Known:
     """``before`` after ``snapshot``. Nodes that a directory which has just started does not list yet stay."""
     key = node_key(secret)
     listed = {node.name: Peer(node.name, node.url, key, snapshot.ca, node.leaving) for node in snapshot.nodes}
     peers = listed if snapshot.settled else {**{peer.name: peer for peer in before.peers}, **listed}
     expected = tuple(
-        ExpectedModel(model.id, model.aliases, _why_not_served(model), model.eta_s)
+        ExpectedModel(
+            model.id,
+            model.aliases,
+            _why_not_served(model),
+            model.eta_s,
+            now_s + model.eta_s if model.starts and model.eta_s is not None else None,
+        )
         for model in snapshot.models
     )
     return Known(snapshot.version, tuple(sorted(peers.values(), key=lambda peer: peer.name)), expected)
@@ -160,7 +167,7 @@ class FleetMembership:
         return msgspec.json.decode(content, type=Snapshot)
 
     def _apply(self, snapshot: Snapshot) -> None:
-        before, self._known = self._known, merged(self._known, snapshot, self._secret)
+        before, self._known = self._known, merged(self._known, snapshot, self._secret, monotonic())
         if (before.peers, before.expected) != (self._known.peers, self._known.expected):
             # All that wait now wake; the next wait is for the next change.
             changed, self._changed = self._changed, asyncio.Event()

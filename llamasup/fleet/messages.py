@@ -68,14 +68,16 @@ class FleetNode(Struct, frozen=True):
 
 
 class ListedModel(Struct, frozen=True):
-    """A model of the fleet. ``eta_s``: when its first node will be ready; None: not known. ``problem``: why
-    no node starts, as a part of a sentence, as long as no node serves the model.
+    """A model of the fleet. ``eta_s``: how long until its first node is ready; None: not known. ``starts``:
+    that node starts already, because requests wait for it. ``problem``: why no node starts, as a part of a
+    sentence, as long as no node serves the model.
     """
 
     id: str
     aliases: tuple[str, ...] = ()
     eta_s: float | None = None
     problem: str = ""
+    starts: bool = False
 
 
 class Poll(Struct, frozen=True):

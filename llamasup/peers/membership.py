@@ -36,13 +36,15 @@ class Peer(Struct, frozen=True):
 class ExpectedModel(Struct, frozen=True):
     """A model that a node will serve if requests want it, although no node may have it now.
 
-    ``message``: why no node serves it now, for clients. ``eta_s``: when one will; None: not known.
+    ``message``: why no node serves it now, for clients. ``eta_s``: how long the start of one takes; None: not
+    known. ``ready_at_s``: when the node that starts already will be ready; None: none starts, or not known.
     """
 
     id: str
     aliases: tuple[str, ...] = ()
     message: str = "No node serves the model yet"
     eta_s: float | None = None
+    ready_at_s: float | None = None
 
 
 class Membership(Protocol):

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.http.address import Address
 from llamasup.http.context_end import ContextWindow
@@ -22,6 +23,7 @@ from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permi
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
+from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.repair.kinds import NO_REPAIRS
 
 __all__ = ["NodeAddress", "RemoteModel"]
@@ -102,7 +104,7 @@ class RemoteModel:
         if self._warm:
             return self._warm
         cold = self._cold
-        return self._why if cold is None or cold.busy >= COLD_PERMITS else (cold,)
+        return self._why_not() if cold is None or cold.busy >= COLD_PERMITS else (cold,)
 
     def load(self) -> ServedLoad:
         waiting, has_room = len(self.queue), not self.queue.is_full
@@ -180,6 +182,14 @@ class RemoteModel:
         self.queue.changed()
 
     # --- private
+    def _why_not(self) -> Unavailable:
+        """With the remaining time of a start that nothing reports about."""
+        expected = self.group.expected
+        if self.group.nodes or expected is None or expected.ready_at_s is None:
+            return self._why
+        eta_s = max(0.0, expected.ready_at_s - self._clock())
+        return replace(self._why, eta_s=eta_s, retry_after_s=retry_after_s(eta_s))
+
     def _open(self, name: str, known: KnownNode, at: NodeAddress | None) -> Endpoint | None:
         if at is None:
             return None

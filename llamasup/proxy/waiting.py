@@ -150,14 +150,14 @@ class Waiting:
         )
 
     def _outlook_text(self) -> str:
-        """``loading 43 %, 12 s left``, ``position 3, about 8 s``."""
+        """``loading 43 %, 12 s left``, ``loading, 12 s left``, ``position 3, about 8 s``."""
         outlook = self._queue.outlook(self.entry)
         if not outlook.loads:
             wait = "" if outlook.wait_s is None else f", about {eta_text(outlook.wait_s)}"
             return f"position {outlook.position}{wait}"
-        if outlook.percent is None:
-            return "waiting"
-        return f"loading {progress_text(outlook.percent, outlook.wait_s)}"
+        if progress := progress_text(outlook.percent, outlook.eta_s):
+            return f"loading{',' if outlook.percent is None else ''} {progress}"
+        return "waiting"
 
     def pause(self) -> None:
         """Nothing to pause: no response has begun."""

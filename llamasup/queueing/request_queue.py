@@ -48,12 +48,14 @@ class Outlook(Struct, frozen=True):
     """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
 
     ``loads``: it waits for a generation, and not only for a permit. ``percent``: how much of it is loaded.
+    ``eta_s``: when it will serve; None: not known.
     """
 
     position: int
     wait_s: float | None
     loads: bool
     percent: float | None = None
+    eta_s: float | None = None
 
 
 class QueueEntry(Queued):
@@ -271,7 +273,7 @@ class RequestQueue:
         position = self._queue.position(entry) if entry.needs_permit else 1
         if isinstance(state, Unavailable):
             wait_s = state.retry_after_s or None if state.eta_s is None else state.eta_s
-            return Outlook(position, wait_s, loads=True, percent=state.percent)
+            return Outlook(position, wait_s, loads=True, percent=state.percent, eta_s=state.eta_s)
         return Outlook(position, free_in_s(state, position) or None, loads=False)
 
     def unqueueable_reason(self) -> Unavailable | None:

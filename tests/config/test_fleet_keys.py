@@ -51,7 +51,9 @@ def test_what_counts_on_the_nodes_may_not_exist_on_a_front() -> None:
     here = "defaults: {wait_timeout: 300%s}\nfleet: {directory: 'http://head:8000'}\n"
     config = config_of(
         "models: {m: {path: /srv/m.gguf}}\nruntime: /srv/llama-server\n"
-        "slots: {disk: 1GiB}\nmemory: {ram: 1GiB}\ndownloads: {token_file: /srv/token}\n" + here % ", ctx_size: 4096"
+        "slots: {disk: 1GiB}\nmemory: {ram: 1GiB}\ndownloads: {token_file: /srv/token}\n"
+        + here
+        % ", ctx_size: 4096"
     )
     front = config_of(MODELS + here % "").without_models()
     assert replace(config.without_models(), lines={}) == replace(front, lines={})

@@ -1,15 +1,22 @@
-"""A Ray cluster of several nodes on this machine, a fleet on it, and a front. Skipped without Ray."""
+"""A Ray cluster of several nodes on this machine, a fleet on it, and a front. Skipped without Ray.
+
+Where the machine allows it, each node is in a network namespace, with a delay on the way.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from llamasup.testing.tiny import tiny_decoder
-from tests.fleet.rig import Rig
+from tests.fleet.network import Network
+from tests.fleet.rig import NODES, Rig
+
+DELAY_S = 0.005  # each way, as between two cities
 
 
 @pytest.fixture(scope="package")
@@ -19,8 +26,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory, llama_server: str) -> Iterator
     folder = tmp_path_factory.mktemp("fleet")
     for name in ("tiny.gguf", "other.gguf"):
         (folder / name).write_bytes(tiny_decoder())
-    with Rig(folder, llama_server) as rig:
-        yield rig
+    with ExitStack() as stack:
+        network = None if Network.problem() else stack.enter_context(Network(NODES, DELAY_S))
+        yield stack.enter_context(Rig(folder, llama_server, network))
 
 
 @pytest.fixture

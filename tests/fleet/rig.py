@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
+from llamasup.errors import FleetUnusable
+from tests.fleet.network import Network
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 
-__all__ = ["MODEL", "Outcome", "Rig", "actor_and_llamasup"]
+__all__ = ["MODEL", "NODES", "Outcome", "Rig", "actor_and_llamasup", "load_of"]
 
 MODEL = "tiny"
+NODES = 3
 
 
 class Outcome:
@@ -33,6 +36,10 @@ class Outcome:
         self.cut: list[str] = []  # streams that began and ended with an error event
         self.refused: list[str] = []
 
+    @property
+    def all_served(self) -> bool:
+        return (self.cut, self.refused) == ([], []) and self.complete > 0
+
     async def served(self, more: int) -> None:
         """Wait for so many more complete answers, or a refused request."""
         enough = self.complete + more
@@ -42,12 +49,18 @@ class Outcome:
 
 
 class Rig:
-    """One CPU on each Ray node, so that each node has room for one replica."""
+    """Each Ray node has room for as many replicas as ``cpus``. With a ``network``, each node but the head is
+    in a namespace of it.
+    """
 
-    def __init__(self, folder: Path, runtime: str) -> None:
+    def __init__(self, folder: Path, runtime: str, network: Network | None = None, *, cpus: int = 1) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
         self.runtime = runtime
+        self.network = network
+        self._cpus = cpus
+        self.places: dict[Any, int] = {}
+        """The namespace of each node, counted from 1."""
         self._serve_port = free_port()
         self._stack = ExitStack()
         # The kernel ends Ray's processes with the thread that started them, so it lives as long as the rig.
@@ -82,17 +95,38 @@ class Rig:
         self.cluster.add_node(
             num_cpus=0, include_dashboard=False, _system_config=system, object_store_memory=80_000_000
         )
-        self.nodes = [self._new_node() for _ in range(2)]
+        for _ in range(NODES):
+            self.add_node()
         ray.init(address=self.cluster.address, log_to_driver=False, namespace="serve")
         stack.callback(ray.shutdown)
         stack.callback(_quietly, serve.shutdown)
         self.host = ray.util.get_node_ip_address()  # as other machines reach the head
 
-    def _new_node(self) -> Any:
-        return self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-
     def add_node(self) -> None:
-        self.nodes.append(self._new_node())
+        place = min(set(range(1, NODES + 1)) - set(self.places.values()))
+        with ExitStack() as stack:
+            address = {}
+            if self.network is not None:
+                stack.enter_context(self.network.inside(place))
+                address["node_ip_address"] = self.network.address(place)
+            self.places[self._started_node(address)] = place
+
+    def _started_node(self, options: Mapping[str, Any]) -> Any:
+        """Ray (2.60) waits 30 s for a node, which a very busy machine exceeds."""
+        own, attempts = psutil.Process(), 3
+        while True:
+            before = set(own.children())
+            try:
+                return self.cluster.add_node(num_cpus=self._cpus, object_store_memory=80_000_000, **options)
+            except Exception:
+                for child in set(own.children()) - before:
+                    child.kill()
+                if not (attempts := attempts - 1):
+                    raise
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self.places)
 
     def start_front(self, stack: ExitStack) -> tuple[int, subprocess.Popen[bytes]]:
         """Returns its port and its process, which ends with ``stack``."""
@@ -115,6 +149,10 @@ class Rig:
         stack.callback(_end, front)
         eventually(ready.exists, "the front", every_s=0.05)
         return port, front
+
+    @property
+    def front_url(self) -> str:
+        return f"http://127.0.0.1:{self.front_port}"
 
     # --- the config
     def write(
@@ -175,13 +213,24 @@ class Rig:
 
     def llama_servers(self) -> list[psutil.Process]:
         """Of all Ray nodes."""
-        raylets = (info.process.pid for node in self.nodes for info in node.all_processes["raylet"])
-        return [found for raylet in raylets for found in _llama_servers_below(raylet)]
+        return [found for node in self.nodes for found in _llama_servers_below(_raylet_of(node))]
+
+    def ray_processes(self, title: str) -> list[psutil.Process]:
+        """The actors of this cluster with a title, such as ``ray::ServeController``."""
+        return [
+            child
+            for node in (self.cluster.head_node, *self.nodes)
+            for child in psutil.Process(_raylet_of(node)).children(recursive=True)
+            if _title(child).startswith(title)
+        ]
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Ask again until it holds; ``holds`` runs in a thread, because Ray's functions block."""
         deadline_s = time.monotonic() + 2 * PATIENCE_S
-        while not await asyncio.to_thread(holds):
+        while True:
+            with suppress(FleetUnusable):  # a part of Ray is starting again
+                if await asyncio.to_thread(holds):
+                    return
             assert time.monotonic() < deadline_s, (
                 f"{what} did not come: {await asyncio.to_thread(self.status)}"
             )
@@ -228,11 +277,11 @@ class Rig:
     # --- what may happen to a cluster
     def kill_node(self, node: Any) -> None:
         """SIGKILL to all processes of a Ray node, as a machine that loses its power."""
-        raylet = next(info.process.pid for info in node.all_processes["raylet"])
-        for victim in (psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)):
+        raylet = psutil.Process(_raylet_of(node))
+        for victim in (raylet, *raylet.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
-        self.nodes.remove(node)
+        del self.places[node]
         self.cluster.remove_node(node, allow_graceful=False)
 
     def kill_raylet(self, node: Any) -> None:
@@ -242,16 +291,12 @@ class Rig:
         raylet = next(info.process for info in node.all_processes["raylet"])
         raylet.kill()
         raylet.wait()
-        self.nodes.remove(node)
+        del self.places[node]
 
     def node_with(self, server: psutil.Process) -> Any:
         """The Ray node of a llama-server."""
         above = {process.pid for process in server.parents()}
-        return next(
-            node
-            for node in self.nodes
-            if any(info.process.pid in above for info in node.all_processes["raylet"])
-        )
+        return next(node for node in self.nodes if _raylet_of(node) in above)
 
     async def restart_head(self) -> None:
         def restart() -> None:
@@ -260,6 +305,33 @@ class Rig:
             head.start_gcs_server()
 
         await asyncio.wrap_future(self._ray_thread.submit(restart))
+
+
+@asynccontextmanager
+async def load_of(rig: Rig, clients: int, *ports: int) -> AsyncIterator[Outcome]:
+    """Clients that stream one answer after another while the block runs."""
+    outcome, ends = Outcome(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for port in ports or (rig.front_port,):
+            for _ in range(clients):
+                tasks.create_task(rig.load(outcome, ends, port=port))
+        try:
+            yield outcome
+        finally:
+            ends.set()
+
+
+def _raylet_of(node: Any) -> int:
+    """The process above all others of a Ray node."""
+    pid: int = next(info.process.pid for info in node.all_processes["raylet"])
+    return pid
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
 
 
 def _llama_servers_below(pid: int) -> list[psutil.Process]:

@@ -277,6 +277,7 @@ def test_front_knows_the_nodes_and_models_of_the_snapshot() -> None:
         Known(),
         snapshot(FleetNode("b", "https://b", "tiny", True), FleetNode("a", "https://a", "tiny")),
         SECRET,
+        0.0,
     )
     key = node_key(SECRET)
     assert known.seen == 7
@@ -284,14 +285,24 @@ def test_front_knows_the_nodes_and_models_of_the_snapshot() -> None:
     assert known.expected == (ExpectedModel("tiny", ("t",), "No node of the fleet has the model yet", 3.0),)
 
 
+def test_front_knows_when_the_node_that_starts_will_be_ready() -> None:
+    listed = (
+        ListedModel("a", eta_s=3.0, starts=True),
+        ListedModel("b", eta_s=3.0),
+        ListedModel("c", starts=True),
+    )
+    known = merged(Known(), Snapshot(1, True, "PEM", (), listed), SECRET, 100.0)
+    assert [model.ready_at_s for model in known.expected] == [103.0, None, None]
+
+
 def test_waiting_clients_learn_why_no_node_starts() -> None:
     failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="its last start failed: no file."),))
-    (model,) = merged(Known(), failed, SECRET).expected
+    (model,) = merged(Known(), failed, SECRET, 0.0).expected
     assert model.message == ("No node of the fleet has the model yet; its last start failed: no file")
 
 
 def test_nodes_that_a_started_directory_does_not_list_yet_stay() -> None:
-    before = merged(Known(), snapshot(FleetNode("a", "https://a", "tiny")), SECRET)
-    after = merged(before, snapshot(FleetNode("b", "https://b", "tiny"), settled=False), SECRET)
+    before = merged(Known(), snapshot(FleetNode("a", "https://a", "tiny")), SECRET, 0.0)
+    after = merged(before, snapshot(FleetNode("b", "https://b", "tiny"), settled=False), SECRET, 0.0)
     assert [peer.name for peer in after.peers] == ["a", "b"]
-    assert [peer.name for peer in merged(after, snapshot(), SECRET).peers] == []
+    assert [peer.name for peer in merged(after, snapshot(), SECRET, 0.0).peers] == []

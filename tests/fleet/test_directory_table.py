@@ -17,8 +17,8 @@ def settled() -> DirectoryTable:
     return table
 
 
-def poll(table: DirectoryTable, now_s: float, front: str = "front", seen: int = 0, **waiting: int) -> None:
-    table.poll(Poll(front, "nonce", seen, waiting), now_s)
+def poll(table: DirectoryTable, now_s: float, front: str = "front", seen: int = 0, **waiting: int) -> bool:
+    return table.poll(Poll(front, "nonce", seen, waiting), now_s)
 
 
 def test_report_of_a_new_node_changes_the_snapshot_and_the_next_does_not() -> None:
@@ -112,6 +112,28 @@ def test_time_of_the_last_start_from_zero_estimates_the_next() -> None:
     poll(table, 20.0, tiny=1)
     assert table.snapshot(21.0).models[0].eta_s == 3.0
     assert table.snapshot(30.0).models[0].eta_s == 0.0
+
+
+def test_all_fronts_learn_that_a_start_has_begun_or_is_wanted_no_more() -> None:
+    table = settled()
+    assert not poll(table, 9.0, "b")
+    before = table.version
+    assert poll(table, 10.0, "a", tiny=1)
+    assert table.version > before
+    assert table.snapshot(10.0).models[0].starts
+    assert not poll(table, 11.0, "b", tiny=1), "it is known already"
+    assert not poll(table, 12.0, "a")
+    assert poll(table, 13.0, "b")
+    assert not table.snapshot(13.0).models[0].starts
+
+
+def test_time_of_a_start_that_failed_before_is_not_known() -> None:
+    table = settled()
+    poll(table, 10.0, tiny=1)
+    table.report(NODE, 14.0)
+    table.end("tiny@a")
+    table.note_problem("tiny", "The file is missing.")
+    assert table.snapshot(20.0).models[0].eta_s is None
 
 
 def test_want_that_ends_does_not_count_as_a_start() -> None:

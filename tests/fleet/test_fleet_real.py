@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -17,28 +16,10 @@ import pytest
 from llamasup.fleet.scaling import ABSENT_S
 from llamasup.testing.fake_server import install
 from llamasup.testing.tiny import tiny_decoder
-from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup
+from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup, load_of
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-
-
-@asynccontextmanager
-async def load_of(rig: Rig, clients: int, *ports: int) -> AsyncIterator[Outcome]:
-    """Clients that stream one answer after another while the block runs."""
-    outcome, ends = Outcome(), asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        for port in ports or (rig.front_port,):
-            for _ in range(clients):
-                tasks.create_task(rig.load(outcome, ends, port=port))
-        try:
-            yield outcome
-        finally:
-            ends.set()
-
-
-def all_served(outcome: Outcome) -> bool:
-    return (outcome.cut, outcome.refused) == ([], []) and outcome.complete > 0
 
 
 def test_request_starts_a_replica_load_another_and_all_end_when_idle(rig: Rig) -> None:
@@ -48,10 +29,10 @@ def test_request_starts_a_replica_load_another_and_all_end_when_idle(rig: Rig) -
         first = Outcome()
         async with rig.client() as client:
             await rig.ask(client, first)
-        assert all_served(first)
+        assert first.all_served
         async with load_of(rig, 6) as outcome:
             await rig.until(lambda: rig.running() == 2, "a second replica")
-        assert all_served(outcome)
+        assert outcome.all_served
         await rig.until(lambda: not rig.llama_servers(), "the end of all replicas")
 
     asyncio.run(play())
@@ -88,7 +69,7 @@ def test_update_replaces_the_replicas_of_changed_models_without_a_failed_request
                 "new replicas in place of the old ones",
             )
             await outcome.served(5)
-        assert all_served(outcome)
+        assert outcome.all_served
 
     asyncio.run(play())
 
@@ -135,7 +116,7 @@ def test_answer_that_takes_longer_than_a_stop_survives_the_end_of_its_replica(
             end.touch()
             await asking
             await deploying
-        assert all_served(outcome)
+        assert outcome.all_served
 
     asyncio.run(play())
 
@@ -151,7 +132,7 @@ def test_requests_continue_while_the_head_restarts(rig: Rig) -> None:
             await outcome.served(5)
             await rig.until(lambda: rig.status()["application"] == "running", "Serve after the restart")
             await outcome.served(5)
-        assert all_served(outcome)
+        assert outcome.all_served
 
     asyncio.run(play())
 
@@ -186,7 +167,7 @@ def test_two_fronts_share_the_nodes(rig: Rig) -> None:
     async def play(second: int) -> None:
         async with load_of(rig, 1, rig.front_port, second) as outcome:
             await outcome.served(10)
-        assert all_served(outcome)
+        assert outcome.all_served
 
     with ExitStack() as stack:
         asyncio.run(play(rig.start_front(stack)[0]))

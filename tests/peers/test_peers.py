@@ -13,9 +13,11 @@ import pytest
 
 from llamasup.models.access import ResolvedModel
 from llamasup.peers.backend import NodesBackend
+from llamasup.peers.groups import ModelGroup
 from llamasup.peers.known import NodeState, ProbePolicy
 from llamasup.peers.membership import ExpectedModel, Peer
 from llamasup.peers.peers import Peers
+from llamasup.peers.remote_model import RemoteModel
 from llamasup.peers.shared_model import SharedModel
 from llamasup.peers.static import StaticMembership
 from llamasup.peers.watch import address_of, tls_of
@@ -401,6 +403,35 @@ async def test_request_for_an_expected_model_is_reported_to_the_membership() -> 
         model.queue.leave(entry)
         assert membership.asked[-1] == ("big", 0)
         assert fleet.peers.why(model, None)["sentences"] == ["No replica runs."]
+
+
+def test_waiting_time_for_a_node_that_starts_passes() -> None:
+    now_s = 100.0
+    model = RemoteModel(
+        ModelGroup(ResolvedModel(("big",)), {}),
+        timeout_s=60.0,
+        max_waiting=8,
+        on_wanted=lambda: None,
+        on_idle=lambda: None,
+        clock=lambda: now_s,
+    )
+
+    def eta_s(expected: ExpectedModel) -> float | None:
+        model.update(ModelGroup(ResolvedModel(("big",)), {}, expected=expected), {}, lambda _: None)
+        state = model.serving()
+        assert isinstance(state, Unavailable)
+        assert state.retry_after_s is not None
+        assert state.retry_after_s >= 1.0
+        return state.eta_s
+
+    starts = ExpectedModel("big", eta_s=6.0, ready_at_s=106.0)
+    assert eta_s(ExpectedModel("big", eta_s=6.0)) == 6.0
+    assert eta_s(starts) == 6.0
+    now_s = 104.0
+    assert eta_s(starts) == 2.0
+    now_s = 110.0
+    assert eta_s(starts) == 0.0
+    assert eta_s(ExpectedModel("big", eta_s=6.0)) == 6.0
 
 
 def test_url_of_a_node_has_its_port() -> None:

@@ -139,6 +139,12 @@ def test_request_that_waits_for_a_load_gets_comments_with_its_progress(keepalive
     client, _ = waiting_stream(keepalive_rig, comment=b": loading 43 %, 12 s left\n\n")
     keepalive_rig.backend.unavailable = replace(loading, percent=50.0, eta_s=74.0)
     client.until(b": loading 50 %, 1 min 14 s left\n\n")
+    keepalive_rig.backend.unavailable = replace(loading, percent=None)
+    client.until(b": loading, 12 s left\n\n")
+    keepalive_rig.backend.unavailable = replace(loading, percent=50.0, eta_s=None)
+    client.until(b": loading 50 %\n\n")
+    keepalive_rig.backend.unavailable = replace(loading, percent=None, eta_s=None, retry_after_s=1.0)
+    client.until(COMMENT)
 
 
 def test_token_counts_are_read_after_comments(keepalive_rig: Rig) -> None:
