@@ -448,9 +448,7 @@ class Windows:
         _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process
 
     def wait_for_stop(self) -> None:
-        """A handler runs only when the main thread returns from its wait. Under Wine, other threads also run
-        late while that thread waits without end (13 s for a first request, measured).
-        """
+        """A handler runs only when the main thread returns from its wait."""
         stopped = False
 
         def stop(*_: object) -> None:
