@@ -168,9 +168,9 @@ class Running:
         """TerminateProcess, which Windows has for SIGKILL."""
         self._session.ask("terminate", self.pid)
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """Its exit code."""
-        assert self._has_exited.wait(PATIENCE_S), f"it did not end within {PATIENCE_S} s: {self.errors}"
+        assert self._has_exited.wait(patience_s), f"it did not end within {patience_s} s: {self.errors}"
         return self._code
 
     def has_exited(self) -> bool:

@@ -107,6 +107,7 @@ _kernel32.OpenProcess.restype = ctypes.c_void_p
 _kernel32.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
 _kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, wintypes.DWORD)
 _kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
+_kernel32.GetConsoleMode.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _kernel32.TerminateProcess.argtypes = (ctypes.c_void_p, wintypes.UINT)
 _kernel32.GetProcessTimes.argtypes = (ctypes.c_void_p, *(ctypes.POINTER(wintypes.FILETIME),) * 4)
 _kernel32.GetCurrentProcess.restype = ctypes.c_void_p
@@ -422,6 +423,10 @@ class Windows:
     def cpu_name(self) -> str:
         """Not from the module platform, whose query of WMI takes up to seconds."""
         return os.environ.get("PROCESSOR_IDENTIFIER", "")
+
+    def is_terminal(self, fd: int) -> bool:
+        mode = wintypes.DWORD()
+        return bool(_kernel32.GetConsoleMode(msvcrt.get_osfhandle(fd), ctypes.byref(mode)))
 
     def is_background_job(self) -> bool:
         return False
