@@ -51,8 +51,8 @@ def test_what_cannot_end_a_sidecar_is_refused(windows: Windows, tiny_model: Path
         windows.start(*run, "--parent-pid", "4000000"),
     ]
     assert [running.wait() for running in refused] == [2, 2, 2], [running.errors for running in refused]
-    assert "standard input is" in refused[0].errors
-    assert "standard input is" in refused[1].errors
+    assert "this is nul" in refused[0].errors
+    assert "this is a file" in refused[1].errors
     assert "4000000" in refused[2].errors
     assert windows.left() == []
 
