@@ -10,7 +10,7 @@ import pytest
 
 from tests.windows.wine import PATIENCE_S, Session, Windows
 
-TIMEOUT_S = 12 * PATIENCE_S
+TIMEOUT_S = 6 * PATIENCE_S
 """A test makes several starts, each of which may take ``PATIENCE_S`` on a loaded machine."""
 
 

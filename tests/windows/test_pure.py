@@ -17,7 +17,7 @@ def test_quick_tests_of_pure_modules_pass(windows: Windows, part: int) -> None:
     plugins = ("-p", "tests.windows.pure_tests", "-p", "no:cacheprovider")
     marks = ("-m", "not real and not slow")
     run = windows.python("-m", "pytest", "-q", *plugins, *marks, *pure_tests()[part::PARTS], stdin="NUL")
-    code, shown = run.wait(6 * PATIENCE_S), run.output()
+    code, shown = run.wait(5 * PATIENCE_S), run.output()
     assert code == 0, shown + run.errors
     passed = re.search(r"^(\d+) passed", shown, re.M)
     assert passed is not None
