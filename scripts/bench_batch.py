@@ -134,7 +134,7 @@ def beside(folder: Path, model: Path, runtime: str, rounds: int) -> None:
             took: dict[bool, list[float]] = {False: [], True: []}
             lines = put_back = 0
             for _ in range(rounds):
-                at_random = [chance.expovariate(1.0) for _ in range(12)]
+                at_random = [chance.expovariate(1.0) for _ in range(60)]
                 pauses = at_random if name == "random" else [4, 0.3, 0.3] * 4
                 for with_batch in chance.sample((False, True), 2):
                     time.sleep(3)
@@ -196,7 +196,7 @@ def print_first_tokens(what: str, took: Mapping[bool, Sequence[float]]) -> None:
 
 
 def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> None:
-    """A batch and a closed loop, in turns."""
+    """A batch and a closed loop, in turns. No other client uses the server of the batch."""
     bodies = [{"prompt": f"Once {n}", "max_tokens": 64, "ignore_eos": True} for n in range(lines)]
     write(folder / "speed.jsonl", bodies)
 
@@ -204,15 +204,14 @@ def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> N
         took_s, tokens, _ = asyncio.run(closed_loop(url, bodies, concurrency))
         return tokens / took_s
 
-    with served(model, "--runtime", runtime) as url:
+    with served(model, "--runtime", runtime) as url, served(model, "--runtime", runtime) as url_of_batch:
         asyncio.run(closed_loop(url, bodies[:50], SLOTS))
         tried = {concurrency: of_loop(url, concurrency) for concurrency in (SLOTS, SLOTS + 2, 2 * SLOTS)}
         best = max(tried, key=lambda concurrency: tried[concurrency])
         shares = []
         for run in range(rounds):
             loop = of_loop(url, best) if run % 2 else None
-            time.sleep(3)  # the lane of the batches is open
-            last = run_batch(folder / "speed.jsonl", folder / f"speed{run}.out", url)
+            last = run_batch(folder / "speed.jsonl", folder / f"speed{run}.out", url_of_batch)
             shares.append(last["tokens_per_s"] / (loop or of_loop(url, best)))
         print(
             f"speed: a batch has {statistics.median(shares):.2f} of the tokens/s of a closed loop of {best}"
@@ -297,7 +296,7 @@ def main() -> None:
         if "beside" in given.what:
             beside(folder, model, given.runtime, given.rounds)
         if "speed" in given.what:
-            speed(folder, model, given.runtime, min(given.lines, 300), given.rounds)
+            speed(folder, model, given.runtime, min(given.lines, 2_000), given.rounds)
         if "prefix" in given.what:
             prefix(folder, model, given.runtime, min(given.lines, 200))
 

@@ -256,6 +256,15 @@ ROWS: Final[Sequence[Row]] = (
                 text="Their first llama-server ended before it answered.",
             ),
             Panel(
+                "Requests of batches that gave way",
+                [
+                    Query(
+                        "sum by (model) (increase(llamasup_batch_gave_way_total{these}[{rate}]))", "{{model}}"
+                    )
+                ],
+                text="Other clients used the models. The batch sends these requests again.",
+            ),
+            Panel(
                 "Streams whose llama-server ended",
                 [
                     Query(

@@ -15,9 +15,8 @@ from llamasup.system.text import INVALID_JSON
 
 __all__ = ["STREAM_ABOVE_S", "Assembly", "streamed"]
 
-STREAM_ABOVE_S: Final = 1.0
-"""Answers that take longer are asked for as streams. It is also the time after which llama-server looks for
-clients that have gone, while it is idle otherwise."""
+STREAM_ABOVE_S: Final = 0.1
+"""Answers that take longer are asked for as streams. So another client waits at most so long for a slot."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 # Their streams do not have all that the complete answer has, or have several answers.

@@ -139,6 +139,11 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     """The line of each key in the file."""
 
     @property
+    def has_models_here(self) -> bool:
+        """Whether it names models or folders of this machine, and not only other nodes."""
+        return bool(self.models or self.models_dir or self.caches)
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of ``listen``, in the notation of ``--host``: names, addresses and paths of sockets."""
         return tuple(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
 from llamasup.supervision.states import State
 
 __all__ = [
+    "CANCELLED",
     "FIRST_BYTE_BOUNDS_S",
+    "GAVE_WAY",
     "REQUEST_BOUNDS_S",
     "SPEED_BOUNDS",
     "Histogram",
@@ -38,15 +41,20 @@ FIRST_BYTE_BOUNDS_S = (
 # makes hundreds.
 SPEED_BOUNDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 
+# Outcomes of requests that are ended from outside.
+CANCELLED: Final = "cancelled"
+GAVE_WAY: Final = "gave_way"
+
 
 class RequestRecord(msgspec.Struct, frozen=True):
     """One finished request. Never contains a prompt, a completion, a key or a query (X13).
 
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
-    ``timed_out``; ``cancelled`` (by an administrator); ``error_event`` (llama-server's error as an SSE event
-    after a 200 and comments); ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is
-    the id of the model, empty if there was none; ``generation`` is 0 if no child was involved. Times are in
+    ``timed_out``; ``cancelled`` (by an administrator); ``gave_way`` (of a batch, while other clients use the
+    models); ``error_event`` (llama-server's error as an SSE event after a 200 and comments);
+    ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is the id of the model, empty
+    if there was none; ``generation`` is 0 if no child was involved. Times are in
     seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
     forwarded; ``waited_s`` is the part of it spent waiting for a
     generation. ``replayed``: it was sent again after its first generation ended; ``continued``: to continue
@@ -140,6 +148,7 @@ class Metrics:
     __slots__ = (
         "continued",
         "evictions",
+        "gave_way",
         "lines_dropped",
         "loads",
         "models",
@@ -156,6 +165,7 @@ class Metrics:
         self.loads: dict[str, int] = {}  # by model
         self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
+        self.gave_way: dict[str, int] = {}  # requests of batches, by model
         self.continued: dict[tuple[str, str], int] = {}  # (model, result)
         self.repaired: dict[tuple[str, str], int] = {}  # (model, what)
         self.models: dict[str, ModelMetrics] = {}
@@ -164,6 +174,9 @@ class Metrics:
 
     def count_request(self, record: RequestRecord) -> None:
         name = record.model
+        if record.outcome == GAVE_WAY:  # its status is no failure of the model
+            self.gave_way[name] = self.gave_way.get(name, 0) + 1
+            return
         key = (name, record.route, record.status)
         requests = self.requests
         requests[key] = requests.get(key, 0) + 1

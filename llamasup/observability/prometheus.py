@@ -134,6 +134,13 @@ class _OwnMetrics(Collector):
             {(model,): count for model, count in metrics.replays.items()},
         )
         yield _counter(
+            "llamasup_batch_gave_way",
+            "Requests of batches that were refused or ended because other clients used the models. The batch "
+            "sends them again. Other metrics do not count them.",
+            ("model",),
+            {(model,): count for model, count in metrics.gave_way.items()},
+        )
+        yield _counter(
             "llamasup_continued_streams",
             "Streamed answers whose llama-server ended, of models that continue them. `continued`: the next "
             "one was asked for the rest. `refused`: that was not possible; the client got an error event.",

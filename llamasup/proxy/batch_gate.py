@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
+from llamasup.observability.counters import GAVE_WAY
 from llamasup.proxy.request import Request
 from llamasup.queueing.batch_lane import TURN_AFTER_S, BatchLane
 
@@ -34,7 +35,7 @@ PREEMPTED: Final = HttpError(
 
 
 class _Interruptible(Protocol):
-    def interrupt(self, error: HttpError) -> None: ...
+    def interrupt(self, error: HttpError, outcome: str) -> None: ...
 
 
 class BatchGate:
@@ -105,11 +106,11 @@ class BatchGate:
         if request is turn:
             return replace(WAITS, retry_after_s=TURN_AFTER_S)
         if not request.is_batch:
-            self._running[turn].interrupt(replace(PREEMPTED, retry_after_s=TURN_AFTER_S))
+            self._running[turn].interrupt(replace(PREEMPTED, retry_after_s=TURN_AFTER_S), GAVE_WAY)
         return None
 
     def _end_running(self, now_s: float) -> None:
         error = replace(PREEMPTED, retry_after_s=self._lane.opens_in_s(now_s, self.others))
         for request, connection in tuple(self._running.items()):
             if request is not self._turn:
-                connection.interrupt(error)
+                connection.interrupt(error, GAVE_WAY)

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
 from llamasup.http.heads import HttpError, Priority, error_body, error_response, response
-from llamasup.observability.counters import HeldSlots
+from llamasup.observability.counters import GAVE_WAY, HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
@@ -354,7 +354,7 @@ class Downstream(asyncio.Protocol):
                     request.in_lane = True  # as ``enter`` does, without a call for each request
                     batches.others += 1
                 elif refusal := batches.enter(request, self, request.received_at):
-                    self._refuse(request, refusal)
+                    self._refuse(request, refusal, GAVE_WAY)
                     return
             lease = lease_for(request, answerer, proxy)
             if type(lease) is Unavailable:
@@ -423,7 +423,7 @@ class Downstream(asyncio.Protocol):
             self._refuse(request, why.as_error())
             return
         if refused := self.proxy.batches.may_wait(request):
-            self._refuse(request, refused)
+            self._refuse(request, refused, GAVE_WAY)
             return
         route = request.model_route
         model = "" if route is None else route.model.id
@@ -553,9 +553,9 @@ class Downstream(asyncio.Protocol):
         model = request.model_route.model.id if request.model_route is not None else request.requested_model
         return InFlight(described(request, LivePhase.SENDING, now, model=model, since_s=self._body_since))
 
-    def interrupt(self, error: HttpError) -> None:
+    def interrupt(self, error: HttpError, outcome: str) -> None:
         if self._exchange is not None:
-            self._exchange.interrupt(error)
+            self._exchange.interrupt(error, outcome)
         elif (request := self._reader.partial) is not None:
             self._refuse_early(request, error)
 

@@ -20,7 +20,7 @@ from llamasup.http.heads import HttpError, error_body, status_line
 from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
-from llamasup.observability.counters import HeldSlots
+from llamasup.observability.counters import CANCELLED, GAVE_WAY, HeldSlots
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
@@ -493,7 +493,9 @@ class Exchange(Struct, eq=False):
             if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
                 request.keep_alive = False
         else:
-            self._record("ok" if error is None else "error_event", now=now)
+            by_node = self.status == 503 and lease.endpoint.node is not None and request.is_batch
+            ended = GAVE_WAY if by_node else "ok"  # on the node, as most likely no other reason lasts
+            self._record(ended if error is None else "error_event", now=now)
         if error is not None and stream is not None:
             stream.fail(error)
         self._downstream.exchange_over(request, now)
@@ -602,9 +604,9 @@ class Exchange(Struct, eq=False):
     def refused(self, error: HttpError) -> None:
         self._fail(error, "refused")
 
-    def interrupt(self, error: HttpError) -> None:
-        """End the request because an administrator cancelled it."""
-        self._fail(error, "cancelled")
+    def interrupt(self, error: HttpError, outcome: str) -> None:
+        """End the request because an administrator cancelled it, or another client needs its slot."""
+        self._fail(error, outcome)
 
     def held_slots(self) -> HeldSlots | None:
         request, lease = self._request, self._lease
@@ -758,7 +760,7 @@ class Exchange(Struct, eq=False):
         request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
-        if self._asks_again and outcome != "cancelled":
+        if self._asks_again and outcome != CANCELLED:
             self._answer_first()
             return
         if self._not_continued is not None:

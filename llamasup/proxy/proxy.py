@@ -15,7 +15,7 @@ from typing import Any
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.quota import cost_of
 from llamasup.http.heads import HttpError
-from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.observability.counters import GAVE_WAY, Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.batch_gate import BatchGate
@@ -180,7 +180,8 @@ class Proxy:
         if request.quota is not None:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             never_sent = record.outcome == "unavailable" and not record.replayed
-            refund = never_sent or record.outcome == "refused"
+            gave_way = record.outcome == GAVE_WAY and not record.generation
+            refund = never_sent or gave_way or record.outcome == "refused"
             self.keys.leave(request, cost + request.unreported_tokens, refund=refund)
         if request.held_bytes:
             self.bodies.drop(request)

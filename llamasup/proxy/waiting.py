@@ -116,10 +116,10 @@ class Waiting:
         else:
             send_keepalive_if_due(self._downstream, self._request, now, self._outlook_text)
 
-    def interrupt(self, error: HttpError) -> None:
-        """End the wait because an administrator cancelled the request."""
+    def interrupt(self, error: HttpError, outcome: str) -> None:
+        """End the wait, for the same reasons as an exchange."""
         self._queue.leave(self.entry)
-        self._record(error.status, "cancelled")
+        self._record(error.status, outcome)
         self._downstream.exchange_failed(self._request, error)
 
     def turned_down(self, error: HttpError) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from llamasup.downloads.manager import DownloadSettings
-from llamasup.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid, RuntimeMissing
 from llamasup.http.address import listen_text
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import Runtime, find_runtime
@@ -100,7 +101,9 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
 
 
 class ConfigSource:
-    """Reads the config and the folders. The runtime is the one found at the start."""
+    """Reads the config and the folders. The runtime is the one found at the start; a config that names only
+    other nodes needs none.
+    """
 
     def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
         """Raises RuntimeMissing."""
@@ -112,10 +115,18 @@ class ConfigSource:
         path = configured.path
         if self.watched_runtime is not None and os.path.exists(self.watched_runtime):  # noqa: PTH110 - one stat
             path = os.path.realpath(self.watched_runtime)  # it serves while the link changes
-        self._runtime = find_runtime(options.runtime, environ, path)
+        self._find_runtime = partial(find_runtime, options.runtime, environ, path)
+        self._runtime: Runtime | None = None
+        try:
+            self._runtime = self._find_runtime()
+        except RuntimeMissing:
+            initial = options.initial_config
+            is_named = options.runtime or path or environ.get("LLAMASUP_RUNTIME")
+            if is_named or initial is None or initial.has_models_here:
+                raise
         # Measured before llamasup loads a model.
         self._machine = hardware()
-        self._devices = devices_now(self._runtime, environ)
+        self._devices = () if self._runtime is None else devices_now(self._runtime, environ)
 
     def first(self) -> Configured:
         """The config of the start. Raises ConfigInvalid."""
@@ -126,8 +137,13 @@ class ConfigSource:
         return self.configured(self._options.config(), before)
 
     def configured(self, config: Config, before: Search | None = None) -> Configured:
-        """What is served with this config. Blocks; raises ConfigInvalid for invalid names."""
+        """What is served with this config. Blocks; raises ConfigInvalid for invalid names, and RuntimeMissing
+        if it has the first models of this machine.
+        """
         check_virtual(config.virtual_models)
+        if self._runtime is None and config.has_models_here:
+            self._runtime = self._find_runtime()
+            self._devices = devices_now(self._runtime, self.environ)
         downloads = config.downloads
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(
@@ -193,6 +209,8 @@ class ConfigSource:
             seen.add(model.place[:2])
             yield model
         file = "" if self._options.config_file is None else str(self._options.config_file)
+        if self._runtime is None:
+            return
         for model in rejected_flags(configured.config, self._runtime.capabilities, file=file):
             if model.place[:2] not in seen:
                 yield model
@@ -222,6 +240,7 @@ class ConfigSource:
 
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
+        found = self._runtime
         budget = budget_of(
             self._machine,
             self._devices,
@@ -232,7 +251,7 @@ class ConfigSource:
             budget=budget,
             policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
             residency=ResidencyPolicy(time_slice_s=config.swap_after_s, max_loaded=config.max_loaded),
-            runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
+            runtime=None if found is None else str(found.path) if found.kind == "binary" else found.kind,
             environ=self.environ,
         )
 

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import GAVE_WAY, RequestRecord
 
 __all__ = ["Group", "Ledger", "Sums", "day_at", "is_error", "key_of"]
 
 _KEY_PREFIX: Final = "key:"
-_NO_ERRORS: Final = frozenset({"ok", "local", "client_gone"})
+_NO_ERRORS: Final = frozenset({"ok", "local", "client_gone", GAVE_WAY})
 # The clock may be set, and a machine that was suspended continues on another day.
 _CHECK_DAY_S: Final = 60.0
 
@@ -65,7 +65,7 @@ def key_of(client: str) -> str:
 
 def is_error(record: RequestRecord) -> bool:
     """Whether the client got no complete answer, or one with an error status. A client that disconnected is
-    no error.
+    no error, and neither is a batch that gave way to other clients.
     """
     if record.outcome not in _NO_ERRORS:
         return True

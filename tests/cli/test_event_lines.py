@@ -83,6 +83,10 @@ def test_request_answered_by_llamasup_has_debug_level(outcome: str) -> None:
     assert line_of(model="", route="/metrics", outcome=outcome)[0] == "debug"
 
 
+def test_request_of_a_batch_that_gave_way_has_debug_level() -> None:
+    assert line_of(outcome="gave_way", status=503)[0] == "debug"
+
+
 def test_failed_request_shows_its_request_id() -> None:
     level, _, text, _ = line_of(status=502, outcome="upstream_failed", request_id="abc-1")
     assert level == "warning"

@@ -70,7 +70,7 @@ class FakeConnection:
     def waits_since(self) -> float:
         return 0.0
 
-    def interrupt(self, error: HttpError) -> None:
+    def interrupt(self, error: HttpError, outcome: str) -> None:
         self.error = error
 
 

@@ -77,6 +77,7 @@ CONTRACT = {
     "llamasup_instance_state": {"model", "state"},
     "llamasup_restarts_total": {"model", "cause"},
     "llamasup_replays_total": {"model"},
+    "llamasup_batch_gave_way_total": {"model"},
     "llamasup_loads_total": {"model"},
     "llamasup_evictions_total": {"model", "reason"},
     "llamasup_in_flight": {"model"},
@@ -91,6 +92,7 @@ def test_every_metric_of_the_contract_is_there_with_its_labels() -> None:
     metrics = Metrics()
     metrics.count_request(record())
     metrics.count_restart("tiny", "killed")
+    metrics.count_request(record(outcome="gave_way"))
     metrics.count_replay("tiny")
     metrics.count_load("tiny")
     metrics.count_eviction("tiny", "ttl")

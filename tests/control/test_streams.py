@@ -15,7 +15,7 @@ from llamasup.control.request_updates import RequestUpdates
 from llamasup.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
 from llamasup.errors import LogMissing
 from llamasup.http.heads import HttpError
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import CANCELLED, RequestRecord
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.supervision.events import LoadProgressed, ServerWarned
 from llamasup.supervision.load_progress import LoadProgress
@@ -128,7 +128,7 @@ def test_events_may_include_the_requests(monkeypatch: pytest.MonkeyPatch) -> Non
         fake.connections.append(FakeConnection("mine"))
         (shown,) = as_event(await anext(stream))["live"]
         assert shown["id"] == "mine"
-        fake.connections[0].interrupt(HttpError(499, "cancelled"))
+        fake.connections[0].interrupt(HttpError(499, "cancelled"), CANCELLED)
         requests.note_ended(RECORD)
         while as_event(frame := await anext(stream))["live"]:
             pass

@@ -69,3 +69,9 @@ def test_loads_and_restarts_are_counted() -> None:
     metrics.count_restart("tiny", "killed")
     assert metrics.models["tiny"].load_s.total == 3.0
     assert metrics.restarts == {("tiny", "killed"): 2}
+
+
+def test_request_of_a_batch_that_gave_way_is_no_failure_of_the_model() -> None:
+    metrics = Metrics()
+    metrics.count_request(msgspec.structs.replace(DONE, status=503, outcome="gave_way"))
+    assert (metrics.requests, metrics.gave_way) == ({}, {"tiny": 1})

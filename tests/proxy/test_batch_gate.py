@@ -46,6 +46,7 @@ def test_batch_waits_while_another_client_has_a_request(rig: Rig) -> None:
     assert status(head) == 503
     assert json.loads(body)["error"]["cause"] == "batch_waits"
     assert field(head, b"retry-after") == b"1"
+    assert rig.record().outcome == "gave_way"
     child.send(answer(b"one"))
     assert other.message()[1] == b"one"
 
@@ -71,6 +72,7 @@ def test_request_of_another_client_ends_those_of_batches(rig: Rig) -> None:
         child.message()
     other = send_chat(rig, b"3")
     assert [cause_of(client) for client in clients] == [(503, "batch_preempted")] * 2
+    assert [rig.record().outcome for _ in clients] == ["gave_way"] * 2
     for child in children:
         child.close()  # llama-server notices that its clients have gone
     child = rig.accept()

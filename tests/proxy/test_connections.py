@@ -232,7 +232,7 @@ def test_decision_takes_constant_time_for_any_number_of_connections() -> None:
         def waits_since(self) -> float:
             return 0.0
 
-        def interrupt(self, error: HttpError) -> None: ...
+        def interrupt(self, error: HttpError, outcome: str) -> None: ...
 
     for unauthenticated in (False, True):
         Stub.closed = 0

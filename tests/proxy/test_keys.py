@@ -502,6 +502,17 @@ def test_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits:
     over_limit(client, "key_requests", 60)
 
 
+def test_request_of_a_batch_that_waits_does_not_count(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "rpm=1")
+    rig.send(chat(b"two"))
+    rig.accept().message()
+    waiting = post(CHAT, BODY, bearer(b"one"), b"X-Llamasup-Priority: batch")
+    for _ in range(3):
+        error_of(rig.send(waiting), 503)
+        assert rig.record().outcome == "gave_way"
+    serve_request(rig.connect(), Child(rig), chat(b"one"))
+
+
 def test_request_sent_before_a_crash_counts(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "rpm=1")
     client = rig.send(chat(b"one"))

@@ -142,6 +142,16 @@ def test_request_of_a_batch_that_a_node_refuses_goes_to_another(two: Two) -> Non
     assert client.message()[1] == b"done"
 
 
+def test_batch_that_waits_for_clients_of_the_only_node_gave_way(two: Two) -> None:
+    two.becomes("shelf", NodeState.ABSENT)
+    client = two.rig.send(post(CHAT, b"{}", b"X-Llamasup-Priority: batch"))
+    node = two.accept("desk")
+    node.message()
+    node.send(answer(b"waits", code=b"503 Service Unavailable"))
+    assert client.message()[1] == b"waits"
+    assert two.rig.record().outcome == "gave_way"
+
+
 def test_refusal_of_the_only_node_is_for_the_client(two: Two) -> None:
     two.becomes("shelf", NodeState.ABSENT)
     client = two.rig.send(post(CHAT, b"{}"))

@@ -13,6 +13,7 @@ import pytest
 from llamasup.http.heads import HttpError
 from llamasup.http.routes import Route
 from llamasup.models.virtual import Candidate, Changes
+from llamasup.observability.counters import CANCELLED
 from llamasup.proxy import ProxyConfig, bind
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.settings import Limits
@@ -432,7 +433,7 @@ def test_administrator_can_cancel_a_second_attempt(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
     child, _body = second_request(rig, child, BAD)
     cancelled = HttpError(409, "cancelled", cause="cancelled")
-    rig.call(lambda: only_connection(rig).interrupt(cancelled))
+    rig.call(lambda: only_connection(rig).interrupt(cancelled, CANCELLED))
     assert error_of(client, 409)["cause"] == "cancelled"
     assert child.sees_the_end()
 

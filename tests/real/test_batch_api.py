@@ -118,6 +118,27 @@ def test_client_of_openai_runs_a_batch_to_its_end(
         assert running.stop() == 0
 
 
+def test_run_serves_the_api_of_batches_for_its_model(
+    runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", prompts(12))
+    words = ("run", str(tiny_model), "--runtime", runtime, "--port", "0", "--batches")
+    with started(*words) as running:
+        running.wait_for("ready")
+        client = client_of(running)
+        with started(*words) as other:  # one llamasup at a time uses the folder of the batches
+            other.wait_for("ready")
+            with pytest.raises(openai.APIStatusError) as refused:
+                client_of(other).batches.list()
+            assert refused.value.status_code == 409
+            assert "Another llamasup serves the batches" in refused.value.message
+            assert other.stop() == 0
+        over = end(client, begin(client, source))
+        assert over.status == "completed", over
+        assert len(lines_of(client, over.output_file_id)) == 12
+        assert running.stop() == 0
+
+
 def test_mistakes_of_the_input_fail_the_batch_by_line(
     runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:

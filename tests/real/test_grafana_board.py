@@ -77,8 +77,18 @@ def make_history(running: Llamasup) -> None:
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on PATH")
 def test_prometheus_answers_every_query_of_the_board(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
-    # No request was replayed, no model was evicted, and no traces are sent: these counters have no sample.
-    absent = ("llamasup_replays_total", "llamasup_evictions_total", "llamasup_traces_dropped_total")
+    # What did not happen, and the nodes that are not there: these metrics have no sample.
+    absent = (
+        "llamasup_replays_total",
+        "llamasup_batch_gave_way_total",
+        "llamasup_continued_streams_total",
+        "llamasup_repaired_requests_total",
+        "llamasup_evictions_total",
+        "llamasup_traces_dropped_total",
+        "llamasup_node_state",
+        "llamasup_node_in_flight",
+        "llamasup_node_queued",
+    )
     log = ("--access-log", str(tmp_path / "access.log"))
     with llamasup(tiny_model, "--runtime", runtime, *log) as running:
         make_history(running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from msgspec import structs
 from llamasup.api.inputs import ConfigInputs
 from llamasup.config import Config, load
 from llamasup.errors import ConfigInvalid, RuntimeMissing
-from llamasup.service import model_check
+from llamasup.llama_server.inspect import Runtime, find_runtime
+from llamasup.service import config_source, model_check
 from llamasup.service.serve import ConfigSource, serve_options
 from llamasup.testing.fake_server import install
 
@@ -46,6 +48,49 @@ def test_watched_link_is_resolved_unless_another_runtime_comes_first(tmp_path: P
     link.unlink()
     with pytest.raises(RuntimeMissing, match=str(link)):
         ConfigSource(serve_options(lambda: load(config, {})), os.environ)
+
+
+def test_config_with_only_other_nodes_needs_no_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.yaml"
+    peers = "peers: {attic: {url: 'http://127.0.0.1:1'}}\n"
+    config.write_text(peers)
+    runtimes = Runtimes()
+    monkeypatch.setattr(config_source, "find_runtime", runtimes.find)
+    source = ConfigSource(serve_options(lambda: load(config, {})), {})
+    first = source.first()
+    assert first.options.runtime is None
+    assert list(source.rejected(first)) == []
+    config.write_text(f"{peers}models_dir: {tmp_path}\n")
+    with pytest.raises(RuntimeMissing):
+        source.read()  # the reload is rejected, and the other nodes are served further
+    runtimes.installed = str(install(tmp_path / "llama-server"))
+    assert source.read().options.runtime == runtimes.installed
+
+
+@pytest.mark.parametrize(
+    ("given", "environ"), [({"runtime": "llama"}, {}), ({}, {"LLAMASUP_RUNTIME": "llama"})]
+)
+def test_named_runtime_must_be_there(
+    given: dict[str, str], environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("peers: {attic: {url: 'http://127.0.0.1:1'}}\n")
+    monkeypatch.setattr(config_source, "find_runtime", Runtimes().find)
+    with pytest.raises(RuntimeMissing):
+        ConfigSource(serve_options(lambda: load(config, {}), **given), environ)
+
+
+class Runtimes:
+    """Of a machine without a llama-server, until one is ``installed``."""
+
+    installed: str | None = None
+
+    def find(self, choice: str | None, environ: Mapping[str, str], configured: str | None) -> Runtime:
+        if self.installed is None:
+            raise RuntimeMissing("no llama-server")
+        return find_runtime(self.installed, environ, configured)
 
 
 def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path) -> None:

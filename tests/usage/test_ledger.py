@@ -48,6 +48,7 @@ def test_each_day_model_and_key_has_its_own_sums() -> None:
         ("ok", 400, 1),
         ("local", 404, 0),
         ("client_gone", 499, 0),
+        ("gave_way", 503, 0),
         ("upstream_failed", 200, 1),
         ("revoked", 503, 1),
         ("unavailable", 429, 1),

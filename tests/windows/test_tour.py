@@ -27,7 +27,7 @@ def test_tour_of_the_readme(windows: Windows) -> None:
             words = re.split(r" \|", command)[0].split()
             if words[0] == "llamasup":
                 code, shown, said = windows.run(*words[1:])
-                assert code == 0, (command, said)
+                assert code == 0 or "||" in command, (command, said)
             else:
                 shown = linux("bash", "-euo", "pipefail", "-c", command)
             assert shown.strip(), command

@@ -51,7 +51,7 @@ class Store:
             except Claimed:
                 raise Conflict(
                     f"Another llamasup serves the batches in {str(folder)!r}.",
-                    remedy="Set another batches.folder, or end the other llamasup.",
+                    remedy="End the other llamasup, or serve with a config that has another batches.folder.",
                 ) from None
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,9 @@ def run(
     runtime: o.RuntimeOption = None,
     settings: o.ModelSettings,
     serving: o.Serving,
+    batches: Annotated[
+        bool, typer.Option("--batches", help="Serve /v1/files and /v1/batches, the API for batches.")
+    ] = False,
     foreground: o.Foreground,
     parent: o.ParentProgram,
     logging: o.Logging,
@@ -50,6 +53,10 @@ def run(
         from llamasup.service.run import RunOptions, Service
         from llamasup.service.systemd.notify import take_sockets
 
+        if batches:
+            from llamasup.settings.sections import Batches
+
+            serving["batches"] = Batches(enabled=True)
         options = RunOptions(
             model=model,
             settings=settings,

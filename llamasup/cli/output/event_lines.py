@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
-from llamasup.cli.output.rate_limit import RequestLineLimit
+from llamasup.cli.output.rate_limit import RequestLineLimit, is_routine
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
 from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.models.diff import Changes
@@ -182,9 +182,7 @@ class ConsoleReporter:
                 self._view.say("info", "stopped", "stopped")
 
     def request(self, record: RequestRecord) -> None:
-        # Answered by llamasup itself: a monitor sends such a request every few seconds.
-        is_own = record.outcome == "local" or (record.outcome == "ok" and not record.model)
-        level: Level = "debug" if is_own else "warning" if record.status >= 500 else "info"
+        level: Level = "debug" if is_routine(record) else "warning" if record.status >= 500 else "info"
         if self._view.shows(level) and self._line_limit.shows(record):
             line = RequestLine(record, with_model=self._has_many, with_id=level == "warning")
             self._view.say_later(level, "request", line)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from llamasup.cli.output.view import Level, View
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import GAVE_WAY, RequestRecord
 
 __all__ = [
     "BURST",
@@ -23,6 +23,7 @@ __all__ = [
     "ViewHandler",
     "count_message",
     "end_period",
+    "is_routine",
 ]
 
 Kind = TypeVar("Kind")
@@ -126,13 +127,18 @@ class RequestLineLimit:
         )
 
 
+def is_routine(record: RequestRecord) -> bool:
+    """Whether such requests are frequent and no trouble: those of a monitor, or of a batch that waits."""
+    return record.outcome in ("local", GAVE_WAY) or (record.outcome == "ok" and not record.model)
+
+
 def _is_limited(record: RequestRecord) -> bool:
     """Whether a client without a valid key can cause such a line, at a level that is shown by default.
 
     ``wrap`` forwards requests without a valid key, and llama-server itself refuses them or answers
     ``/health``.
     """
-    if record.outcome == "local" or (record.outcome == "ok" and not record.model):
+    if is_routine(record):
         return False  # shown only with ``--log-level debug``
     return record.outcome != "ok" or record.status >= 400 or record.method != "POST"
 

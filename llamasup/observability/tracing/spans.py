@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from llamasup.http.routes import Work, route_of
 from llamasup.observability.access_record import shown_path
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import GAVE_WAY, RequestRecord
 
 __all__ = ["Span", "Value", "is_traced", "phases", "spans_of"]
 
@@ -62,7 +62,7 @@ def spans_of(record: RequestRecord, ended_ns: int, new_id: Callable[[int], bytes
     root_id = new_id(8)
     start_ns = ended_ns - round(record.duration_s * 1e9)
     error = record.outcome if record.outcome in _FAILED else ""
-    if not error and record.status >= 500:
+    if not error and record.status >= 500 and record.outcome != GAVE_WAY:
         error = str(record.status)
     root = Span(
         "llamasup.request",

@@ -234,7 +234,7 @@ class Handshake:
     def waits_since(self) -> float:
         return 0.0
 
-    def interrupt(self, error: HttpError) -> None:
+    def interrupt(self, error: HttpError, outcome: str) -> None:
         """No request yet."""
 
 

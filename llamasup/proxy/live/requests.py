@@ -20,7 +20,7 @@ from llamasup.errors import RequestUnknown
 from llamasup.http.heads import HttpError
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_record import AccessRecord, access_record
-from llamasup.observability.counters import HeldSlots, RequestRecord
+from llamasup.observability.counters import CANCELLED, HeldSlots, RequestRecord
 from llamasup.proxy.live.slots import slots_of, with_progress
 from llamasup.proxy.live.state import InFlight, LiveConnection, LivePhase, LiveRequest
 from llamasup.queueing.endpoint import Endpoint, Lease
@@ -107,7 +107,7 @@ class LiveRequests:
         for connection, one in self._of_models(self._clock()):
             if one.request.id == request_id:
                 cancelled.append(one.request)
-                connection.interrupt(_CANCELLED)
+                connection.interrupt(_CANCELLED, CANCELLED)
         if not cancelled:
             raise RequestUnknown(
                 f"No request in flight has the id {request_id[:100]!r}.",

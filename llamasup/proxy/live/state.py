@@ -86,8 +86,8 @@ class LiveConnection(Protocol):
         """Since when the request in flight waits for a model or a slot (monotonic); 0: it does not."""
         ...
 
-    def interrupt(self, error: HttpError) -> None:
-        """End the request in flight, if any, with ``error``."""
+    def interrupt(self, error: HttpError, outcome: str) -> None:
+        """End the request in flight, if any, with ``error``; ``outcome`` is that of its record."""
         ...
 
 

@@ -143,6 +143,7 @@ def test_path_is_shortened_and_printable() -> None:
         ({"status": 400}, ""),
         ({"outcome": "client_gone", "status": 499}, ""),
         ({"outcome": "cancelled", "status": 499}, ""),
+        ({"outcome": "gave_way", "status": 503}, ""),
     ],
 )
 def test_failure_of_the_server_is_an_error_and_that_of_the_client_is_not(
