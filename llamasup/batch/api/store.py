@@ -126,9 +126,8 @@ class Store:
         with self._transaction():
             self._db.execute("DELETE FROM files WHERE id = ?", (file_id,))
         with suppress(FileNotFoundError):
-            native.try_remove(
-                self.path_of(file_id)
-            )  # else at the next start: a client downloads it (Windows)
+            # On Windows, it stays until the next start while a client downloads it.
+            native.try_remove(self.path_of(file_id))
 
     # --- batches
 
