@@ -301,7 +301,7 @@ def prepare(
     source = -1
     output = None
     try:
-        source = os.open(job.input, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        source = os.open(job.input, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         status = os.fstat(source)
         version = f"{status.st_ino}/{status.st_size}/{status.st_mtime_ns}/{job.reading}"
         if index.fact("input") != version:

@@ -100,7 +100,7 @@ class Output:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
             raise self._failed(error) from None
         self.end = 0

@@ -77,7 +77,7 @@ def _unusable_stdin() -> str:
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
         return "a file"
-    if stat.S_ISCHR(mode) and not os.isatty(0):
+    if stat.S_ISCHR(mode) and not native.is_terminal(0):
         return os.devnull
     if stat.S_ISCHR(mode) and native.is_background_job():
         # The first read would suspend llamasup (SIGTTIN), and its parent would wait for it forever.

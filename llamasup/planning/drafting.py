@@ -347,7 +347,7 @@ def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) 
             remedy="use a build with --spec-type or --draft-max (--runtime)",
         )
     if not drafter.extra_args:
-        if drafter.path is not None and not PurePath(drafter.path).is_absolute():
+        if drafter.path is not None and not PurePath(drafter.path).root:
             raise ValueError(f"the path of draft_model must be absolute here: {drafter.path!r}")
         line.give(DRAFT_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
 

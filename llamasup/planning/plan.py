@@ -300,7 +300,7 @@ def _name(line: CommandLine, settings: Settings, model_path: str) -> None:
 
 
 def _absolute(setting: str, path: str) -> str:
-    """An absolute path cannot be read as a flag. The caller resolves it, because that is an effect."""
-    if not PurePath(path).is_absolute():
+    """A path with a root cannot be read as a flag. The caller resolves it, because that is an effect."""
+    if not PurePath(path).root:
         raise ValueError(f"the path of {setting} must be absolute here: {path!r}")
     return path

@@ -150,7 +150,7 @@ def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, fo
     b11434 embeds images too (``multimodal_data`` at /embeddings), and reranks only strings [run].
     """
     if settings.mmproj is not None:
-        if not PurePath(settings.mmproj).is_absolute():
+        if not PurePath(settings.mmproj).root:
             raise ValueError(f"the path of mmproj must be absolute here: {settings.mmproj!r}")
         why = f"set with {_FLAG}"
         if serves is ModelClass.ENCODER:

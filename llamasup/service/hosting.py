@@ -44,6 +44,7 @@ from llamasup.supervision.events import (
     as_json,
 )
 from llamasup.supervision.states import State
+from llamasup.system.native import native
 from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
@@ -246,11 +247,10 @@ class ServiceHost:
         requests = self.live_requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
-        batch_socket = folder / "batches.sock"
         batch_routes: Sequence[BaseRoute] = ()
         if self._options.batches is not None:
             # In a thread: the imports take some 0.1 s.
-            make = partial(_make_batches, self._options.batches, proxy.keys, batch_socket)
+            make = partial(_make_batches, self._options.batches, proxy.keys)
             batches, batch_routes = await asyncio.to_thread(make)
             self._batches = batches
             if self._stops_asked:
@@ -280,9 +280,9 @@ class ServiceHost:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
                 if self._batches is not None:
-                    self._batch_listener = listen([str(batch_socket)], 0)
-                    await proxy.start(self._batch_listener.sockets, trusted=True)
-                    serving = tasks.create_task(self._batches.run(), name="batches")
+                    batch_listener = self._batch_listener = _listen_for_batches(folder)
+                    await proxy.start(batch_listener.sockets, trusted=native.has_unix_sockets)
+                    serving = tasks.create_task(self._batches.run(batch_listener.address), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 if self._ollama is not None:
                     dialect = _ollama_dialect(workload)
@@ -380,12 +380,17 @@ class ServiceHost:
                 self.on_slow_request(record, left_out)
 
 
-def _make_batches(settings: Batches, keys: Keys, socket: Path) -> tuple[BatchService, Sequence[BaseRoute]]:
-    """The batches, which send their requests to this socket of the proxy, and the routes of their API."""
+def _listen_for_batches(folder: Path) -> ListenerSet:
+    """A socket in the run folder; where there are none (Windows), a port, which needs a key if others do."""
+    return listen([str(folder / "batches.sock") if native.has_unix_sockets else "127.0.0.1"], 0)
+
+
+def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence[BaseRoute]]:
+    """The batches, and the routes of their API."""
     from llamasup.batch.api.routes import routes_of  # here, because few configs have batches
     from llamasup.batch.api.runner import BatchService
 
-    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys, socket)
+    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys)
     return service, routes_of(service)
 
 

@@ -15,20 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.paths import ROOT
+from tests.readme import FIRST, SERVING, SHELL, blocks, commands_of
 
 pytestmark = pytest.mark.real
-
-README = (ROOT / "README.md").read_text("utf-8")
-FIRST = "llamasup run demo"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
-
-
-SHELL = [block for block in blocks("sh") if block.strip() != FIRST]
-SERVING = [block for block in SHELL if block.startswith("llamasup run")]
 
 
 @pytest.fixture
@@ -105,11 +94,6 @@ def test_parent_program_reads_the_ready_event_and_stops_with_sigterm(
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert not (tmp_path / "ready.json").exists()
-
-
-def commands_of(block: str) -> list[str]:
-    """The commands of a console block."""
-    return block.replace("\\\n", "").replace("$ ", "").strip().splitlines()
 
 
 def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(

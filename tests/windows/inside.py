@@ -6,6 +6,9 @@ name, line]``, ``["stderr", name, line]`` and, after all lines, ``["exit", name,
 pipes of Windows, which end with them: a pipe of Linux would be kept open by Wine's consoles and services.
 """
 
+from __future__ import annotations
+
+import contextlib
 import importlib
 import json
 import os
@@ -36,16 +39,17 @@ class Session:
                 value, error = None, repr(failed)
             self._say("answer", number, value, error)
 
-    def start(self, name: str, argv: list[str], env: dict[str, str]) -> int:
-        """In a console of its own, without a window. Returns its process ID."""
-        popen = self._running[name] = subprocess.Popen(
-            [sys.executable, *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **env},
-            creationflags=_NO_WINDOW,
-        )
+    def start(self, name: str, argv: list[str], env: dict[str, str], stdin: str | None) -> int:
+        """In a console of its own, without a window. ``stdin``: a file; None: a pipe. Returns its ID."""
+        with contextlib.ExitStack() as opened:
+            popen = self._running[name] = subprocess.Popen(
+                [sys.executable, *argv],
+                stdin=subprocess.PIPE if stdin is None else opened.enter_context(open(stdin, "rb")),  # noqa: PTH123
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **env},
+                creationflags=_NO_WINDOW,
+            )
         threading.Thread(target=self._follow, args=(name, popen), daemon=True).start()
         return popen.pid
 
@@ -94,7 +98,7 @@ class Session:
             sorted(module["users_with_rights"](module["_sddl_of"](path))),
         ]
 
-    def _follow(self, name: str, popen: "subprocess.Popen[bytes]") -> None:
+    def _follow(self, name: str, popen: subprocess.Popen[bytes]) -> None:
         readers = [
             threading.Thread(target=self._read, args=(name, stream, pipe), daemon=True)
             for stream, pipe in (("stdout", popen.stdout), ("stderr", popen.stderr))

@@ -223,6 +223,12 @@ def a_child_is_asked_to_stop() -> None:
     eventually(lambda: child.poll() is not None)
 
 
+def the_device_nul_is_no_terminal() -> None:
+    fd = os.open("NUL", os.O_RDONLY)
+    assert not native.is_terminal(fd)
+    os.close(fd)
+
+
 def the_loop_reads_the_output_of_a_child() -> None:
     async def scenario() -> None:
         program = "for number in range(20000): print('line', number)"
@@ -268,6 +274,7 @@ CHECKS = (
     descendants_end_with_a_supervisor_that_is_terminated,
     a_child_that_cannot_be_put_into_its_job_does_not_stay,
     a_child_is_asked_to_stop,
+    the_device_nul_is_no_terminal,
     the_loop_reads_the_output_of_a_child,
 )
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import queue
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from time import monotonic
 from typing import Any, Self
 
 import httpx
+
+from tests.paths import ROOT
 
 PATIENCE_S = 150.0
 """For everything under Wine: a start takes seconds there, and several times that on a loaded machine."""
@@ -31,18 +34,21 @@ class Session:
     """The process that starts all others. ``close`` ends it and everything that is left of Wine."""
 
     def __init__(self, python: Path) -> None:
+        self.python = python.parent / "cpython" / "python.exe"
         self._env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._env |= {"WINEPREFIX": str(python.parent / "prefix"), "WINEARCH": "win64", "LANG": "C.UTF-8"}
+        self._env |= {"WINEPREFIX": str(_own_prefix(python.parent)), "WINEARCH": "win64"}
+        self._env |= {"WINEDEBUG": "-all", "LANG": "C.UTF-8"}
         self._server("-k", "-w")  # what an earlier session left
         self._server("-p")
         # Wine's services start with the first process, and keep its streams.
         self._quietly("wine", "wineboot")
         self._popen = subprocess.Popen(
-            [python, windows_path(_INSIDE)],
+            ["wine", str(self.python), windows_path(_INSIDE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self._env,
+            cwd=ROOT,
         )
         self._numbers = itertools.count()
         self._answers: dict[int, queue.Queue[tuple[Any, Any]]] = {}
@@ -66,10 +72,11 @@ class Session:
         assert error is None, error
         return value
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Running:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stdin: str | None = None) -> Running:
+        """``stdin``: a file; None: a pipe."""
         name = str(next(self._numbers))
         running = self._running[name] = Running(self, name)
-        running.pid = self.ask("start", name, argv, env)
+        running.pid = self.ask("start", name, argv, env, stdin)
         return running
 
     def close(self) -> None:
@@ -104,6 +111,23 @@ class Session:
     def _drain(self) -> None:
         stderr: Any = self._popen.stderr
         self._errors.extend(stderr)
+
+
+def _own_prefix(folder: Path) -> Path:
+    """Wine's folder for this worker of pytest-xdist: each worker has a Windows of its own.
+
+    Hard links are enough: Wine replaces the files of its registry, and writes to no other.
+    """
+    prefix, worker = folder / "prefix", os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return prefix
+    own = folder / f"prefix-{worker}"
+    if not own.exists():
+        part = folder / f"prefix-{worker}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        subprocess.run(["cp", "-al", prefix, part], check=True)
+        part.rename(own)
+    return own
 
 
 class Running:
@@ -144,9 +168,9 @@ class Running:
         """TerminateProcess, which Windows has for SIGKILL."""
         self._session.ask("terminate", self.pid)
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """Its exit code."""
-        assert self._has_exited.wait(PATIENCE_S), f"it did not end within {PATIENCE_S} s: {self.errors}"
+        assert self._has_exited.wait(patience_s), f"it did not end within {patience_s} s: {self.errors}"
         return self._code
 
     def has_exited(self) -> bool:
@@ -194,19 +218,19 @@ class Windows:
         self.session.ask("close_files")
         eventually(lambda: self.processes() == [])
 
-    def python(self, *argv: str) -> Running:
-        running = self.session.start(argv, self.env)
+    def python(self, *argv: str, stdin: str | None = None) -> Running:
+        """``stdin``: a file; None: a pipe that stays open."""
+        running = self.session.start(argv, self.env, stdin)
         self._started.append(running)
         return running
 
-    def start(self, *arguments: str | Path) -> Running:
-        """A command of llamasup, whose standard input stays open."""
-        return self.python("-m", "llamasup", *map(_argument, arguments))
+    def start(self, *arguments: str | Path, stdin: str | None = None) -> Running:
+        """A command of llamasup."""
+        return self.python("-m", "llamasup", *map(_argument, arguments), stdin=stdin)
 
     def run(self, *arguments: str | Path) -> tuple[int, str, str]:
         """The exit code, stdout and stderr of a command of llamasup that ends by itself."""
-        running = self.start(*arguments)
-        running.close_stdin()
+        running = self.start(*arguments, stdin="NUL")
         return running.wait(), running.output(), running.errors
 
     def control(self, *arguments: str | Path) -> str:

@@ -49,6 +49,7 @@ from llamasup.batch.output import error_line, is_answer
 from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window, read_window
 from llamasup.errors import Conflict, DiskFull, LlamasupError, NotAllowed, Stopping, UsageInvalid
+from llamasup.http.address import Address, UnixAddress
 from llamasup.settings.sections import Batches
 from llamasup.system.text import memory_text
 
@@ -74,13 +75,13 @@ def epoch_s() -> int:
 
 
 class BatchService:
-    """``socket``: a Unix socket of the proxy. ``run`` must run for anything else to work."""
+    """``run`` must run for anything else to work."""
 
-    def __init__(self, settings: Batches, folder: Path, keys: Keys, socket: Path) -> None:
+    def __init__(self, settings: Batches, folder: Path, keys: Keys) -> None:
         self._settings = settings
         self._folder = folder
         self._keys = keys
-        self._socket = socket
+        self._address: Address = UnixAddress("")
         self._window: Window | None = (
             None if settings.only_between is None else read_window(settings.only_between)
         )
@@ -94,8 +95,9 @@ class BatchService:
         self._turn = count(1)
         self._stopping = False
 
-    async def run(self) -> None:
-        """Run batches until cancelled."""
+    async def run(self, address: Address) -> None:
+        """Run batches until cancelled, over this address of the proxy."""
+        self._address = address
         loop = asyncio.get_running_loop()
         self._opening = loop.create_task(self._call(lambda: Store(self._folder)), name="batches/open")
         try:
@@ -135,7 +137,7 @@ class BatchService:
         size, fd = 0, -1
         waiting = bytearray()
         try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
             async for piece in body:
                 data = form.feed(piece)
                 size += len(data)
@@ -146,6 +148,8 @@ class BatchService:
                     await in_thread(partial(_write_all, fd, bytes(waiting)))
                     waiting.clear()
             await in_thread(partial(_write_all, fd, bytes(waiting), sync=True))
+            os.close(fd)
+            fd = -1  # Windows renames no file that is open
             file = _uploaded(form, id_, owner, size, now_s, settings.keep_days)
             await self._call(store.add_file, file)
         except OSError as error:
@@ -369,7 +373,8 @@ class BatchService:
         borrowed = _BorrowedKey(self._keys, batch.owner)
         if reason := self._end_of(borrowed):
             return reason
-        client = BatchClient("http://localhost", socket=str(self._socket), api_key=borrowed.secret)
+        socket = self._address.path if isinstance(self._address, UnixAddress) else None
+        client = BatchClient(self._address.url, socket=socket, api_key=borrowed.secret)
         try:
             await prepared.check_models(client)
             engine = self._engine = prepared.run(client, EngineOptions(only_between=self._window))

@@ -18,6 +18,7 @@ import msgspec
 from llamasup.batch.api.objects import ENDED, StoredBatch, StoredFile
 from llamasup.batch.database import is_full, transaction
 from llamasup.errors import Conflict, DiskFull, FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.storage.folders import Claimed, claim_file, private_folder
 
 __all__ = ["Store"]
@@ -125,7 +126,8 @@ class Store:
         with self._transaction():
             self._db.execute("DELETE FROM files WHERE id = ?", (file_id,))
         with suppress(FileNotFoundError):
-            self.path_of(file_id).unlink()
+            # On Windows, it stays until the next start while a client downloads it.
+            native.try_remove(self.path_of(file_id))
 
     # --- batches
 
@@ -222,12 +224,8 @@ class Store:
 
     def _publish(self, file_id: str) -> None:
         with self._mapped_errors():
-            self.part_path_of(file_id).replace(self.path_of(file_id))
-            folder = os.open(self._contents, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            native.replace(self.part_path_of(file_id), self.path_of(file_id))
+            native.sync_folder(self._contents)
 
     def _remove_leftovers(self) -> None:
         """Contents without a file: an earlier llamasup was killed during an upload, or before it noted it."""

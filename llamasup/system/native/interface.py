@@ -313,6 +313,10 @@ class Native(Protocol):
         """The name of the processor; empty if unknown."""
         ...
 
+    def is_terminal(self, fd: int) -> bool:
+        """Whether it is a terminal. On Windows, ``os.isatty`` also says so of the device NUL."""
+        ...
+
     def is_background_job(self) -> bool:
         """Whether a shell started it with ``&`` on the terminal at standard input."""
         ...

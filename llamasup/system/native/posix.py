@@ -262,6 +262,9 @@ class Posix:
     def cpu_name(self) -> str:
         return os.uname().machine
 
+    def is_terminal(self, fd: int) -> bool:
+        return os.isatty(fd)
+
     def is_background_job(self) -> bool:
         try:
             return os.tcgetpgrp(0) != os.getpgrp()

@@ -107,6 +107,7 @@ _kernel32.OpenProcess.restype = ctypes.c_void_p
 _kernel32.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
 _kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, wintypes.DWORD)
 _kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
+_kernel32.GetConsoleMode.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _kernel32.TerminateProcess.argtypes = (ctypes.c_void_p, wintypes.UINT)
 _kernel32.GetProcessTimes.argtypes = (ctypes.c_void_p, *(ctypes.POINTER(wintypes.FILETIME),) * 4)
 _kernel32.GetCurrentProcess.restype = ctypes.c_void_p
@@ -423,6 +424,10 @@ class Windows:
         """Not from the module platform, whose query of WMI takes up to seconds."""
         return os.environ.get("PROCESSOR_IDENTIFIER", "")
 
+    def is_terminal(self, fd: int) -> bool:
+        mode = wintypes.DWORD()
+        return bool(_kernel32.GetConsoleMode(msvcrt.get_osfhandle(fd), ctypes.byref(mode)))
+
     def is_background_job(self) -> bool:
         return False
 
@@ -448,9 +453,7 @@ class Windows:
         _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process
 
     def wait_for_stop(self) -> None:
-        """A handler runs only when the main thread returns from its wait. Under Wine, other threads also run
-        late while that thread waits without end (13 s for a first request, measured).
-        """
+        """A handler runs only when the main thread returns from its wait."""
         stopped = False
 
         def stop(*_: object) -> None:

@@ -35,6 +35,7 @@ from llamasup.batch.index import Index
 from llamasup.batch.job import Prepared
 from llamasup.batch.retries import Refusal
 from llamasup.errors import LlamasupError
+from llamasup.http.address import UnixAddress
 from llamasup.http.errors import error_object
 from llamasup.settings.sections import Batches
 from llamasup.settings.units import Size
@@ -153,12 +154,10 @@ async def serving(
         return server
 
     monkeypatch.setattr(runner_module, "BatchClient", make)
-    service = BatchService(
-        Batches(enabled=True, **settings), folder / "api", keys or keys_of(folder), folder / "sock"
-    )
+    service = BatchService(Batches(enabled=True, **settings), folder / "api", keys or keys_of(folder))
     handlers: Any = {LlamasupError: own_error}
     app = Starlette(routes=list(routes_of(service)), exception_handlers=handlers)
-    running = asyncio.get_running_loop().create_task(service.run())
+    running = asyncio.get_running_loop().create_task(service.run(UnixAddress(str(folder / "sock"))))
     await asyncio.sleep(0)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:

@@ -1,0 +1,25 @@
+"""The blocks of code in the README."""
+
+from __future__ import annotations
+
+import re
+
+from tests.paths import ROOT
+
+__all__ = ["FIRST", "README", "SERVING", "SHELL", "blocks", "commands_of"]
+
+README = (ROOT / "README.md").read_text("utf-8")
+FIRST = "llamasup run demo"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def commands_of(block: str) -> list[str]:
+    """The commands of a block, each on one line."""
+    return re.sub(r"^\$ ", "", re.sub(r"\\\n *", "", block), flags=re.M).strip().splitlines()
+
+
+SHELL = [block for block in blocks("sh") if block.strip() != FIRST]
+SERVING = [block for block in SHELL if block.startswith("llamasup run")]
