@@ -168,4 +168,5 @@ class DirectoryTable:
         start_s = self._start_s.get(model)
         if start_s is None or model in self._problems:  # Ray tries again, at times that it does not tell
             return None
-        return max(0.0, start_s - (now_s - self._wanted_since_s.get(model, now_s)))
+        left_s = start_s - (now_s - self._wanted_since_s.get(model, now_s))
+        return left_s if left_s > 0.0 else None  # it takes longer than the last one

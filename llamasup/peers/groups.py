@@ -20,9 +20,9 @@ from llamasup.pool.catalog.node_listing import NodeModel
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 
-__all__ = ["ModelGroup", "cold_choice", "groups_of", "warm", "why_not_served"]
+__all__ = ["RETRY_S", "ModelGroup", "cold_choice", "groups_of", "warm", "why_not_served"]
 
-_RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
+RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
 
 class ModelGroup(Struct, frozen=True):
@@ -150,12 +150,21 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
             503,
             group.expected.message,
             cause="loading",
-            retry_after_s=retry_after_s(eta_s or _RETRY_S),
+            retry_after_s=retry_after_s(eta_s or RETRY_S),
             queueable=True,
             eta_s=eta_s,
         )
     known = [nodes[name] for name in group.nodes if name in nodes]
     if all(node.peer.leaving for node in known):
+        if any(node.state is NodeState.CONNECTING and not node.peer.leaving for node in nodes.values()):
+            return Unavailable(
+                503,
+                f"No node that has answered yet has the model {id_!r}",
+                cause="node_absent",
+                remedy="try again later",
+                retry_after_s=RETRY_S,
+                queueable=True,
+            )
         return Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
     final = all(node.state is NodeState.REFUSED for node in known)
     shown = " and ".join(f"the node {node.peer.name!r}" for node in known[:3])
@@ -164,6 +173,6 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
         f"The model {id_!r} is on {shown}, which cannot be reached",
         cause="node_absent",
         remedy="llamasup status shows why" if final else "try again later",
-        retry_after_s=None if final else _RETRY_S,
+        retry_after_s=None if final else RETRY_S,
         queueable=not final,
     )

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from llamasup.http.address import Address
 from llamasup.http.context_end import ContextWindow
-from llamasup.peers.groups import ModelGroup, cold_choice, warm, why_not_served
+from llamasup.peers.groups import RETRY_S, ModelGroup, cold_choice, warm, why_not_served
 from llamasup.peers.known import KnownNode
 from llamasup.pool.replicas.load_balancer import LoadBalancer
 from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
@@ -184,11 +184,13 @@ class RemoteModel:
     # --- private
     def _why_not(self) -> Unavailable:
         """With the remaining time of a start that nothing reports about."""
-        expected = self.group.expected
-        if self.group.nodes or expected is None or expected.ready_at_s is None:
-            return self._why
-        eta_s = max(0.0, expected.ready_at_s - self._clock())
-        return replace(self._why, eta_s=eta_s, retry_after_s=retry_after_s(eta_s))
+        why, expected = self._why, self.group.expected
+        if expected is None or expected.ready_at_s is None or why.message != expected.message:
+            return why
+        left_s = expected.ready_at_s - self._clock()
+        if left_s <= 0.0:  # it takes longer than the last one
+            return replace(why, eta_s=None, retry_after_s=RETRY_S)
+        return replace(why, eta_s=left_s, retry_after_s=retry_after_s(left_s))
 
     def _open(self, name: str, known: KnownNode, at: NodeAddress | None) -> Endpoint | None:
         if at is None:

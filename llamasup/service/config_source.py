@@ -121,8 +121,11 @@ class ConfigSource:
             self._runtime = self._find_runtime()
         except RuntimeMissing:
             initial = options.initial_config
+            if initial is None or initial.has_models_here:
+                raise
+            # Of a front, $LLAMASUP_RUNTIME is meant for the nodes.
             is_named = options.runtime or path or environ.get("LLAMASUP_RUNTIME")
-            if is_named or initial is None or initial.has_models_here:
+            if is_named and options.membership is None:
                 raise
         # Measured before llamasup loads a model.
         self._machine = hardware()

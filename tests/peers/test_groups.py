@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.peers.explain import explain_nodes
@@ -146,6 +148,17 @@ def test_requests_do_not_wait_for_nodes_that_refuse_us() -> None:
     why = why_not_served(group, nodes)
     assert (why.queueable, why.retry_after_s) == (False, None)
     assert explain_nodes(group, {}, 0).sentences == ("The node 'desk' has it, but gets no requests.",)
+
+
+def test_request_for_a_model_of_a_removed_node_waits_for_one_that_has_not_answered_yet() -> None:
+    group, nodes = group_of(node("desk", ready("a")))
+    leaving = replace(nodes["desk"], peer=replace(nodes["desk"].peer, leaving=True))
+    new = KnownNode(Peer("shelf", "http://shelf"))
+    assert why_not_served(group, {"desk": leaving}).status == 404
+    why = why_not_served(group, {"desk": leaving, "shelf": new})
+    assert (why.status, why.queueable, why.retry_after_s) == (503, True, 2.0)
+    why = why_not_served(group, {"desk": leaving, "shelf": replace(new, state=NodeState.ABSENT)})
+    assert why.status == 404
 
 
 def test_model_of_a_node_that_was_removed_does_not_exist() -> None:

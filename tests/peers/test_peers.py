@@ -430,8 +430,14 @@ def test_waiting_time_for_a_node_that_starts_passes() -> None:
     now_s = 104.0
     assert eta_s(starts) == 2.0
     now_s = 110.0
-    assert eta_s(starts) == 0.0
+    assert eta_s(starts) is None, "it takes longer than the last start"
     assert eta_s(ExpectedModel("big", eta_s=6.0)) == 6.0
+    now_s = 104.0
+    assert eta_s(starts) == 2.0
+    model.close(Unavailable(404, "The model 'big' does not exist any more"))
+    state = model.serving()
+    assert isinstance(state, Unavailable)
+    assert (state.status, state.retry_after_s, state.eta_s) == (404, None, None)
 
 
 def test_url_of_a_node_has_its_port() -> None:

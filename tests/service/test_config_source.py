@@ -13,6 +13,7 @@ from msgspec import structs
 from llamasup.api.inputs import ConfigInputs
 from llamasup.config import Config, load
 from llamasup.errors import ConfigInvalid, RuntimeMissing
+from llamasup.fleet.front import as_front
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.service import config_source, model_check
 from llamasup.service.serve import ConfigSource, serve_options
@@ -80,6 +81,20 @@ def test_named_runtime_must_be_there(
     monkeypatch.setattr(config_source, "find_runtime", Runtimes().find)
     with pytest.raises(RuntimeMissing):
         ConfigSource(serve_options(lambda: load(config, {}), **given), environ)
+
+
+def test_front_of_a_fleet_needs_no_runtime_that_is_named_for_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.yaml"
+    secret = "s" * 40
+    config.write_text(
+        "models: {m: {path: /srv/m.gguf}}\nruntime: /srv/llama\nfleet: {directory: 'http://head:8000'}"
+    )
+    environ = {"LLAMASUP_RUNTIME": "/srv/llama", "LLAMASUP_FLEET_SECRET": secret}
+    monkeypatch.setattr(config_source, "find_runtime", Runtimes().find)
+    front = as_front(serve_options(lambda: load(config, {})), environ)
+    assert ConfigSource(front, environ).first().options.runtime is None
 
 
 class Runtimes:

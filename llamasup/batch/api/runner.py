@@ -148,8 +148,8 @@ class BatchService:
                     await in_thread(partial(_write_all, fd, bytes(waiting)))
                     waiting.clear()
             await in_thread(partial(_write_all, fd, bytes(waiting), sync=True))
-            os.close(fd)
-            fd = -1  # Windows renames no file that is open
+            complete, fd = fd, -1
+            os.close(complete)  # Windows renames no file that is open
             file = _uploaded(form, id_, owner, size, now_s, settings.keep_days)
             await self._call(store.add_file, file)
         except OSError as error:
