@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,9 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),  # of litellm's classes
     pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
+    # litellm and langchain leave the socket of a stream that broke to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.usefixtures("collected"),
 ]
 
 Reader = Callable[[Served, Callable[[], None]], None]
@@ -102,6 +106,13 @@ READERS: dict[str, tuple[Reader, type[Exception]]] = {
     "langchain": (by_langchain, openai.APIError),
     "httpx": (by_httpx, httpx.RemoteProtocolError),
 }
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Nothing that the clients left is collected in a later test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
