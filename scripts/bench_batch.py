@@ -196,7 +196,11 @@ def print_first_tokens(what: str, took: Mapping[bool, Sequence[float]]) -> None:
 
 
 def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> None:
-    """A batch and a closed loop, in turns. No other client uses the server of the batch."""
+    """A batch and a closed loop, in turns. No other client uses the server of the batch.
+
+    Without a prompt cache in memory: of this small model it holds thousands of prompts, and llama-server
+    (b11434) compares and logs all of them at each request.
+    """
     bodies = [{"prompt": f"Once {n}", "max_tokens": 64, "ignore_eos": True} for n in range(lines)]
     write(folder / "speed.jsonl", bodies)
 
@@ -204,8 +208,11 @@ def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> N
         took_s, tokens, _ = asyncio.run(closed_loop(url, bodies, concurrency))
         return tokens / took_s
 
-    with served(model, "--runtime", runtime) as url, served(model, "--runtime", runtime) as url_of_batch:
-        asyncio.run(closed_loop(url, bodies[:50], SLOTS))
+    options = ("--runtime", runtime, "--", "--cache-ram", "0")
+    with served(model, *options) as url, served(model, *options) as url_of_batch:
+        for one in (url, url_of_batch):
+            asyncio.run(closed_loop(one, bodies[:50], SLOTS))
+        time.sleep(3)  # the lane of the batches is open
         tried = {concurrency: of_loop(url, concurrency) for concurrency in (SLOTS, SLOTS + 2, 2 * SLOTS)}
         best = max(tried, key=lambda concurrency: tried[concurrency])
         shares = []
