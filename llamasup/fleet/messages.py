@@ -59,7 +59,7 @@ class NodeReport(Struct, frozen=True):
 
 
 class FleetNode(Struct, frozen=True):
-    """A node as fronts see it. ``leaving``: it takes no new requests, and finishes those that it has."""
+    """A node as fronts see it. ``leaving``: it takes no new requests, and finishes its running ones."""
 
     name: str
     url: str

@@ -16,7 +16,7 @@ __all__ = ["PlannedNeeds", "actor_options", "are_given", "given_for"]
 
 class PlannedNeeds(Struct, frozen=True):
     """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own
-    memory that the plan uses. ``threads``: those that compute. ``wants_gpu``: False if the config keeps the
+    memory that the plan uses. ``threads``: that compute. ``wants_gpu``: False if the config keeps the
     model off GPUs.
     """
 

@@ -144,7 +144,7 @@ class Problem(Struct, frozen=True):
 
 
 def problems(application: Any) -> Mapping[str, Problem]:
-    """By model, for those that have one."""
+    """By model; a model without a problem is left out."""
     found = {}
     for name, deployment in application.deployments.items():
         if name == DIRECTORY:

@@ -70,6 +70,11 @@ class Runtime(Struct, frozen=True):
     def version(self) -> str:
         return self.capabilities.version
 
+    @property
+    def choice(self) -> str:
+        """Its name for ``--runtime``: the path of a program, or ``embedded``."""
+        return self.path if self.kind == "binary" else self.kind
+
 
 def find_runtime(
     choice: str | None,

@@ -17,7 +17,7 @@ class Peer(Struct, frozen=True):
     """Another llamasup node. Two nodes with the same ``name`` are the same node: a change of the other fields
     makes new connections.
 
-    ``leaving``: it takes no new requests, and finishes those that it has.
+    ``leaving``: it takes no new requests, and finishes its running ones.
 
     ``url``: ``http://HOST:PORT`` or ``https://HOST:PORT``. ``key``: its API key for us; it needs no right but
     to use models. ``ca``: certificates in PEM that sign its certificate; empty: those of the system.

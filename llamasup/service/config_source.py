@@ -123,7 +123,7 @@ class ConfigSource:
             initial = options.initial_config
             if initial is None or initial.has_models_here:
                 raise
-            # Of a front, $LLAMASUP_RUNTIME is meant for the nodes.
+            # A front needs none, although $LLAMASUP_RUNTIME may name that of its nodes.
             is_named = options.runtime or path or environ.get("LLAMASUP_RUNTIME")
             if is_named and options.membership is None:
                 raise
@@ -243,7 +243,6 @@ class ConfigSource:
 
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
-        found = self._runtime
         budget = budget_of(
             self._machine,
             self._devices,
@@ -254,7 +253,7 @@ class ConfigSource:
             budget=budget,
             policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
             residency=ResidencyPolicy(time_slice_s=config.swap_after_s, max_loaded=config.max_loaded),
-            runtime=None if found is None else str(found.path) if found.kind == "binary" else found.kind,
+            runtime=None if self._runtime is None else self._runtime.choice,
             environ=self.environ,
         )
 

@@ -381,7 +381,7 @@ class ServiceHost:
 
 
 def _listen_for_batches(folder: Path) -> ListenerSet:
-    """A socket in the run folder; where there are none (Windows), a port, which needs a key if others do."""
+    """A socket in the run folder. Windows has a loopback port instead, which needs a key if the others do."""
     return listen([str(folder / "batches.sock") if native.has_unix_sockets else "127.0.0.1"], 0)
 
 

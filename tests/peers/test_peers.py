@@ -468,14 +468,20 @@ async def test_same_number_of_waiting_requests_is_reported_once() -> None:
         model.queue.leave(entry)
 
 
+async def busy_model(fleet: Fleet) -> tuple[RemoteModel, Lease]:
+    """The model of ``node0``, which has a request."""
+    await fleet.becomes("node0", NodeState.READY)
+    model = fleet.peers.model("tale")
+    assert model is not None
+    lease = model.lease(infers=True)
+    assert isinstance(lease, Lease)
+    return model, lease
+
+
 @async_test
 async def test_leaving_node_gets_no_new_request_and_keeps_those_it_has() -> None:
     async with fleet_of(PlayedNode()) as fleet:
-        await fleet.becomes("node0", NodeState.READY)
-        model = fleet.peers.model("tale")
-        assert model is not None
-        lease = model.lease(infers=True)
-        assert isinstance(lease, Lease)
+        model, lease = await busy_model(fleet)
         (peer,) = fleet.membership.current()
         fleet.membership.replace((msgspec.structs.replace(peer, leaving=True),))
         await fleet.until(lambda: not model.is_warm)
@@ -487,11 +493,7 @@ async def test_leaving_node_gets_no_new_request_and_keeps_those_it_has() -> None
 @async_test
 async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgotten() -> None:
     async with fleet_of(PlayedNode()) as fleet:
-        await fleet.becomes("node0", NodeState.READY)
-        model = fleet.peers.model("tale")
-        assert model is not None
-        lease = model.lease(infers=True)
-        assert isinstance(lease, Lease)
+        model, lease = await busy_model(fleet)
         fleet.membership.replace(())
         await fleet.until(lambda: not model.is_warm)
         why = model.lease(infers=True)
@@ -510,11 +512,7 @@ async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgot
 async def test_node_that_is_no_longer_listed_and_does_not_answer_loses_its_requests() -> None:
     node = PlayedNode()
     async with fleet_of(node) as fleet:
-        await fleet.becomes("node0", NodeState.READY)
-        model = fleet.peers.model("tale")
-        assert model is not None
-        lease = model.lease(infers=True)
-        assert isinstance(lease, Lease)
+        model, lease = await busy_model(fleet)
         fleet.membership.replace(())
         await fleet.until(lambda: not model.is_warm)
         node.silent = True
@@ -526,11 +524,7 @@ async def test_node_that_is_no_longer_listed_and_does_not_answer_loses_its_reque
 @async_test
 async def test_node_that_is_listed_again_gets_requests_again() -> None:
     async with fleet_of(PlayedNode()) as fleet:
-        await fleet.becomes("node0", NodeState.READY)
-        model = fleet.peers.model("tale")
-        assert model is not None
-        lease = model.lease(infers=True)
-        assert isinstance(lease, Lease)
+        model, lease = await busy_model(fleet)
         peers = fleet.membership.current()
         fleet.membership.replace(())
         await fleet.until(lambda: not model.is_warm)

@@ -70,8 +70,7 @@ class _Build(Struct, frozen=True):
 
     @classmethod
     def of(cls, runtime: Runtime) -> _Build:
-        choice = runtime.path if runtime.kind == "binary" else runtime.kind
-        return cls(choice, runtime.path, runtime.version)
+        return cls(runtime.choice, runtime.path, runtime.version)
 
     def __str__(self) -> str:
         return f"{self.path} ({self.version})" if self.version else self.path
