@@ -73,6 +73,7 @@ async def write_until_full(fd: int) -> int:
         try:
             written += os.write(fd, b"x" * 65_536)
             refused = 0
+            await asyncio.sleep(0)
         except BlockingIOError:
             refused += 1
             await asyncio.sleep(0.01)
