@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distribution
@@ -107,7 +108,10 @@ def _license_name(found: Distribution) -> str:
 def _python(texts: LicenseTexts) -> Component:
     version = platform.python_version()
     of_debian = Path(f"/usr/share/doc/python{sysconfig.get_python_version()}/copyright")
-    texts.add(f"Python-{version}", [Path(sysconfig.get_path("stdlib")) / "LICENSE.txt", of_debian])
+    of_windows = Path(sys.base_prefix) / "LICENSE.txt"
+    texts.add(
+        f"Python-{version}", [Path(sysconfig.get_path("stdlib")) / "LICENSE.txt", of_windows, of_debian]
+    )
     return Component(
         name="Python",
         version=version,
@@ -146,10 +150,13 @@ def _llama_cpp(texts: LicenseTexts) -> Component:
 
 def _library(name: str, source: Path, texts: LicenseTexts) -> Component | None:
     """A library of this system; None for Python's own."""
-    if PurePath(name).name.startswith("libpython"):
+    if PurePath(name).name.startswith(("libpython", "python3")):
         return None
-    package = _debian_package(source.resolve())
-    texts.add_debian_package(PurePath(name).name, package[0] if package else None)
+    # Python for Windows brings its libraries and those of Microsoft, and its license has the texts of theirs.
+    is_of_python = sys.platform == "win32" and source.is_relative_to(sys.base_prefix)
+    package = None if is_of_python else _debian_package(source.resolve())
+    if not is_of_python:
+        texts.add_debian_package(PurePath(name).name, package[0] if package else None)
     return Component(
         name=PurePath(name).name,
         version=package[1] if package else None,

@@ -17,6 +17,7 @@ from license_texts import refusal
 ROOT = Path(__file__).resolve().parents[2]
 # Measured on Debian 12 (x86-64, Python 3.11): 68 and 41 MiB. A package that comes in by mistake shows here.
 MOST_MIB = {"llamasup": 90, "llamasup-without-embedded": 60}
+PROGRAM = "llamasup.exe" if sys.platform == "win32" else "llamasup"
 
 
 def main() -> None:
@@ -28,10 +29,13 @@ def main() -> None:
         type=Path,
         help="has NAME.txt for each part whose license is unknown on this machine",
     )
+    parser.add_argument(
+        "--folder", metavar="FOLDER", type=Path, default=ROOT / "dist", help="where to make it (dist)"
+    )
     options = parser.parse_args()
     without_embedded = options.without_embedded
     name = "llamasup-without-embedded" if without_embedded else "llamasup"
-    folder, work = ROOT / "dist" / name, ROOT / "dist" / ".work" / name
+    folder, work = options.folder / name, options.folder / ".work" / name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     began = time.monotonic()
@@ -42,7 +46,7 @@ def main() -> None:
         message, code = refusal(missing, options.licenses)
         print(message, file=sys.stderr)
         sys.exit(code)
-    subprocess.run([made / "llamasup", "--version"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([made / PROGRAM, "--version"], check=True, stdout=subprocess.DEVNULL)
     size_mib = sum(path.lstat().st_size for path in made.rglob("*") if not path.is_dir()) / 2**20
     most = MOST_MIB[name]
     print(f"{size_mib:.1f} MiB (at most {most}), made in {time.monotonic() - began:.0f} s", file=sys.stderr)
@@ -52,7 +56,7 @@ def main() -> None:
         folder.rename(work / "before")  # at once: not half of it is left if a file cannot be removed
     made.rename(folder)
     shutil.rmtree(work / "before", ignore_errors=True)
-    print(folder / "llamasup")
+    print(folder / PROGRAM)
 
 
 def freeze(work: Path, *, without_embedded: bool) -> dict[str, list]:
