@@ -30,6 +30,7 @@ from llamasup.gguf.facts_from_header import (
     read_container,
     split_of,
 )
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import one_of_these
@@ -270,7 +271,13 @@ def _is_missing(path: Path) -> ModelMissing:
             f"{path}: is a symbolic link to {path.readlink()}, which does not exist",
             remedy="Restore the target of the link, or give another path.",
         )
-    folder = path.parent
+    folder, longest = path.parent, native.longest_path()
+    if longest is not None and (length := len(str(path.absolute()))) > longest:
+        return ModelMissing(
+            f"{path}: the path has {length} characters, and Windows finds no file with more than {longest}",
+            remedy="Move the model into a folder with a shorter path, or let Windows use long paths "
+            "(LongPathsEnabled in its registry).",
+        )
     if path_kind(folder) is not PathKind.FOLDER:
         return ModelMissing(
             f"{path}: there is no such file, and no folder {folder}", remedy="Check the path of the model."

@@ -21,6 +21,7 @@ from llamasup.gguf import files
 from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model, split_paths
 from llamasup.gguf.writer import I32, U16, write_gguf
+from llamasup.system.native import native
 from llamasup.testing import models
 
 Read = Callable[[str | Path], ModelFacts]
@@ -182,6 +183,18 @@ def test_missing_file_is_reported_with_similar_names(folder: Path, read: Read) -
     assert "there is no such file" in error.message
     assert error.remedy == f"Did you mean {folder / 'qwen2.5-7b-q4_k_m.gguf'}?"
     assert error.exit_code == 66
+
+
+def test_missing_file_whose_path_is_too_long_for_windows(
+    folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / ("m" * 200) / "x.gguf"
+    monkeypatch.setattr(native, "longest_path", lambda: len(str(path)) - 1)
+    error = refused(read, path, ModelMissing)
+    assert f"has {len(str(path))} characters, and Windows finds no file with more than" in error.message
+    assert "LongPathsEnabled" in error.remedy
+    monkeypatch.setattr(native, "longest_path", lambda: len(str(path)))
+    assert "there is no such file" in refused(read, path, ModelMissing).message
 
 
 def test_missing_file_without_similar_names_lists_the_folder(folder: Path, read: Read) -> None:

@@ -43,7 +43,7 @@ class Session:
         """In a console of its own, without a window. ``stdin``: a file; None: a pipe. Returns its ID."""
         with contextlib.ExitStack() as opened:
             popen = self._running[name] = subprocess.Popen(
-                [sys.executable, *argv],
+                argv,
                 stdin=subprocess.PIPE if stdin is None else opened.enter_context(open(stdin, "rb")),  # noqa: PTH123
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -74,12 +74,14 @@ class Session:
         found = []
         for process in psutil.process_iter():
             words = _argv(process)
-            if any(word.rpartition("\\")[2] in _OURS for word in words[1:]):
+            if any(word.rpartition("\\")[2] in _OURS for word in words):
                 found.append([process.pid, words])
         return found
 
     def servers(self, pid: int) -> list[int]:
-        return [child.pid for child in psutil.Process(pid).children() if "llamasup.embedded" in _argv(child)]
+        """The embedded ones; a bundle becomes one by the argument ``embedded``."""
+        children = psutil.Process(pid).children()
+        return [child.pid for child in children if not _SERVERS.isdisjoint(_argv(child))]
 
     def open(self, path: str) -> None:
         """As programs do that do not let others rename or remove it."""
@@ -118,7 +120,10 @@ class Session:
             print(json.dumps(words), flush=True)
 
 
-_OURS = frozenset({"llamasup", "llamasup.embedded", "exec_guardian_windows.py", "console_stop.py"})
+_SERVERS = frozenset({"llamasup.embedded", "embedded"})
+_OURS = frozenset(
+    {"llamasup", "llamasup.exe", "llamasup.embedded", "exec_guardian_windows.py", "console_stop.py"}
+)
 
 
 def _argv(process: psutil.Process) -> list[str]:

@@ -19,24 +19,28 @@ if how == "stdin":
 else:
     command += ["--port", "0", "--events", "jsonl", "--parent-pid", str(os.getpid())]
 stdin = subprocess.PIPE if how == "stdin" else subprocess.DEVNULL
-subprocess.Popen([sys.executable, "-m", "llamasup", *command], stdin=stdin).wait()
+subprocess.Popen(command, stdin=stdin).wait()
 """
 
 
 def test_kills_of_the_parent_leave_no_process_and_no_file(windows: Windows, tiny_model: Path) -> None:
+    kill_parents(windows, tiny_model, KILLS, windows_path(windows.session.python), "-m", "llamasup")
+
+
+def kill_parents(windows: Windows, model: Path, count: int, *llamasup: str) -> None:
     """By the end of standard input or by --parent-pid; at the first event, or when the model is ready."""
 
     def kill(number: int) -> None:
         how, event = ("stdin", "pid")[number % 2], ("state", "ready")[number // 2 % 2]
         ready_file = windows.folder / f"ready{number}.json"
-        words = ("run", windows_path(tiny_model), "--ready-file", windows_path(ready_file))
+        words = (*llamasup, "run", windows_path(model), "--ready-file", windows_path(ready_file))
         parent = windows.python("-c", PARENT, *words, how)
         parent.event(event)
         parent.terminate()
         parent.wait()  # its pipes end when llamasup, too, has ended
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        list(pool.map(kill, range(KILLS)))
+        list(pool.map(kill, range(count)))
     eventually(lambda: windows.processes() == [])
     eventually(lambda: windows.left() == [])
 

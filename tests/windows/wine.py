@@ -218,11 +218,14 @@ class Windows:
         self.session.ask("close_files")
         eventually(lambda: self.processes() == [])
 
-    def python(self, *argv: str, stdin: str | None = None) -> Running:
+    def program(self, *argv: str, stdin: str | None = None) -> Running:
         """``stdin``: a file; None: a pipe that stays open."""
         running = self.session.start(argv, self.env, stdin)
         self._started.append(running)
         return running
+
+    def python(self, *argv: str, stdin: str | None = None) -> Running:
+        return self.program(windows_path(self.session.python), *argv, stdin=stdin)
 
     def start(self, *arguments: str | Path, stdin: str | None = None) -> Running:
         """A command of llamasup."""

@@ -149,6 +149,10 @@ class Native(Protocol):
         """Whether a file of this name is a shared library."""
         ...
 
+    def longest_path(self) -> int | None:
+        """How many characters the path of a file may have, where the system and not its disk limits it."""
+        ...
+
     def device_numbers(self, device: int) -> tuple[int, int]:
         """Major and minor number of ``st_dev``."""
         ...

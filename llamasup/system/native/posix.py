@@ -129,6 +129,9 @@ class Posix:
     def is_library(self, name: str) -> bool:
         return name.startswith("lib")
 
+    def longest_path(self) -> int | None:
+        return None
+
     def device_numbers(self, device: int) -> tuple[int, int]:
         return os.major(device), os.minor(device)
 

@@ -267,6 +267,10 @@ class Windows:
     def user(self) -> str:
         return os.environ.get("USERNAME", "user")
 
+    def longest_path(self) -> int | None:
+        enabled = getattr(_ntdll, "RtlAreLongPathsEnabled", None)  # of the system and of this program
+        return None if enabled is not None and enabled() & 0xFF else 259
+
     def device_numbers(self, device: int) -> tuple[int, int]:
         return 0, device
 
