@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
 from llamasup.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.planning.facts import prepare  # noqa: E402
-from llamasup.planning.tuned import Changes  # noqa: E402
+from llamasup.planning.measured.tuned import Changes  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.testing.architectures import tiny_model  # noqa: E402
 from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch
-from llamasup.planning.tuned import NO_CHANGES, Changes, Kept
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes, Kept
 
 __all__ = ["kept_for"]
 

@@ -46,7 +46,7 @@ class SizeLogged(Struct, frozen=True):
 
 
 class StageBegan(Struct, frozen=True):
-    """A stage of the load begins (``planning/load_times.py``)."""
+    """A stage of the load begins (``planning/measured/load_times.py``)."""
 
     stage: Literal["weights", "warm_up"]
 

@@ -46,7 +46,6 @@ from llamasup.llama_server.rpc.workers import (
 )
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.draft_acceptance import DraftCounts, add_counts
 from llamasup.planning.facts import Launch, attachments, with_name
 from llamasup.planning.ladder import (
     Admission,
@@ -57,7 +56,8 @@ from llamasup.planning.ladder import (
     step_down,
     without_result,
 )
-from llamasup.planning.load_history import (
+from llamasup.planning.measured.draft_acceptance import DraftCounts, add_counts
+from llamasup.planning.measured.load_history import (
     FailedPlan,
     LoadHistory,
     add_failed_plan,
@@ -68,14 +68,9 @@ from llamasup.planning.load_history import (
     limits_from,
     runtime_id,
 )
-from llamasup.planning.load_history_store import add_times_of_runtime, load, save, times_of_runtime
-from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for, times_of_others
-from llamasup.planning.memory.shares import MemoryBudget
-from llamasup.planning.plan import LaunchPlan, plan
-from llamasup.planning.plan_json import plan_as_json
-from llamasup.planning.reductions import reductions
-from llamasup.planning.refusal import refusal
-from llamasup.planning.tuned import (
+from llamasup.planning.measured.load_history_store import add_times_of_runtime, load, save, times_of_runtime
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes, add_times, times_for, times_of_others
+from llamasup.planning.measured.tuned import (
     Changes,
     Conditions,
     Kept,
@@ -88,7 +83,12 @@ from llamasup.planning.tuned import (
     remove_result,
     result_for,
 )
-from llamasup.planning.tuned_store import cpu_name, load_results, save_results
+from llamasup.planning.measured.tuned_store import cpu_name, load_results, save_results
+from llamasup.planning.memory.shares import MemoryBudget
+from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.planning.plan_json import plan_as_json
+from llamasup.planning.reductions import reductions
+from llamasup.planning.refusal import refusal
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware

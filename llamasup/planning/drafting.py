@@ -16,7 +16,7 @@ from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.planning.draft_acceptance import DraftCounts, acceptance
+from llamasup.planning.measured.draft_acceptance import DraftCounts, acceptance
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
 from llamasup.settings.model import Settings
 

@@ -24,10 +24,8 @@ from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_fo
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
-from llamasup.planning.draft_acceptance import DraftCounts, counts_for
 from llamasup.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
 from llamasup.planning.kv_type import give_kv_cache
-from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.machine_flags import (
     WHY_SPIN,
     decide_prompt_cache,
@@ -40,6 +38,9 @@ from llamasup.planning.machine_flags import (
     why_no_priority,
     why_no_repack,
 )
+from llamasup.planning.measured.draft_acceptance import DraftCounts, counts_for
+from llamasup.planning.measured.load_history import LoadHistory, runtime_id
+from llamasup.planning.measured.tuned import Measured
 from llamasup.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import give_gpu_layers
@@ -47,7 +48,6 @@ from llamasup.planning.profiles import preferences
 from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
 from llamasup.planning.purpose import give_purpose, refuse_unservable
 from llamasup.planning.sizes import choose_sizes
-from llamasup.planning.tuned import Measured
 from llamasup.settings.model import Settings
 from llamasup.settings.names import names_of
 from llamasup.system.hardware.facts import Hardware

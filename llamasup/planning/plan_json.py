@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamasup.errors import LlamasupError
-from llamasup.planning.draft_acceptance import DraftCounts
+from llamasup.planning.measured.draft_acceptance import DraftCounts
+from llamasup.planning.measured.tuned import Measured
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import Measured
 from llamasup.settings.model import Profile
 from llamasup.system.process.environment import RuntimeKind
 

@@ -20,7 +20,7 @@ from llamasup.planning.drafting import (
     shape_with_drafts,
 )
 from llamasup.planning.kv_type import KvCache, decide_kv_cache
-from llamasup.planning.load_history import LoadHistory, correction_for
+from llamasup.planning.measured.load_history import LoadHistory, correction_for
 from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory

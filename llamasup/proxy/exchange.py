@@ -21,15 +21,15 @@ from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
 from llamasup.observability.counters import CANCELLED, GAVE_WAY, HeldSlots
-from llamasup.proxy.abandoned import Abandoned
-from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
+from llamasup.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
+from llamasup.proxy.answers.redacted_body import RedactedBody
+from llamasup.proxy.answers.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.live.state import InFlight, described, phase_of
-from llamasup.proxy.redacted_body import RedactedBody
 from llamasup.proxy.request import KeptStream, Request, overdue, record_of
-from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.translation import ResponseForm, Translation
 from llamasup.proxy.upload import Upload
-from llamasup.proxy.upstream import COPY_BYTES, Upstream
+from llamasup.proxy.upstream.abandoned import Abandoned
+from llamasup.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
@@ -325,7 +325,7 @@ class Exchange(Struct, eq=False):
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
             return None
-        from llamasup.proxy.continued_stream import ContinuedStream, is_continuable
+        from llamasup.proxy.answers.continued_stream import ContinuedStream, is_continuable
 
         if not is_continuable(request):
             return None

@@ -20,7 +20,7 @@ from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.outbox import Outbox
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
-from llamasup.proxy.upstream_pool import UpstreamPool
+from llamasup.proxy.upstream.pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 
 __all__ = ["ClientConnection", "ProxyContext"]

@@ -29,7 +29,7 @@ from llamasup.proxy.listeners.tls import SecureListener, TlsContext
 from llamasup.proxy.outbox import Outbox
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
-from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
+from llamasup.proxy.upstream.pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back
 from llamasup.system.timers import DelayQueue

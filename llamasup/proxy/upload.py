@@ -15,7 +15,7 @@ from llamasup.http.heads import HttpError
 from llamasup.proxy.body_rules import judge_scan, scan_for
 from llamasup.proxy.interfaces import ClientConnection, ProxyContext
 from llamasup.proxy.request import Request
-from llamasup.proxy.upstream import Upstream
+from llamasup.proxy.upstream.connection import Upstream
 
 __all__ = ["Upload", "UploadExchange", "may_upload", "refused_file"]
 

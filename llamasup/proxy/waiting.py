@@ -8,10 +8,10 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
+from llamasup.proxy.answers.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.live.state import InFlight, LivePhase, described
 from llamasup.proxy.request import Request, overdue, record_of
-from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.unavailable import Unavailable

@@ -33,7 +33,7 @@ from llamasup.llama_server.rpc.relay import Relay, Stream, server_context
 from llamasup.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
 from llamasup.llama_server.rpc.workers import TunnelFiles
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.proxy.listeners.bind import bind
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.settings.address_kinds import Listen

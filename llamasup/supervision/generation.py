@@ -29,7 +29,7 @@ from llamasup.llama_server.start_log import (
     Warned,
     read_line,
 )
-from llamasup.planning.draft_acceptance import acceptance, is_low
+from llamasup.planning.measured.draft_acceptance import acceptance, is_low
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.supervision import states

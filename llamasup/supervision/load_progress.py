@@ -1,6 +1,6 @@
 """How far a load is, and when it ends: samples of the process in, percent and remaining time out (pure).
 
-``load_watch.py`` takes the samples. A load has four stages (``planning/load_times.py``):
+``load_watch.py`` takes the samples. A load has four stages (``planning/measured/load_times.py``):
 
 - *begin*: until the log says that the model is loaded, or until weights arrive.
 - *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from
@@ -25,7 +25,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.system.text import memory_text
 
 __all__ = ["LoadEstimate", "LoadProgress", "Sample", "Stage"]

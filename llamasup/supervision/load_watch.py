@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
 from llamasup.system.hardware.usage import LoadUsage, load_usage
 

@@ -11,7 +11,7 @@ from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 
 __all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
 

@@ -16,9 +16,9 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.drafting import no_drafts
+from llamasup.planning.measured.tuned import Changes, environment_of_threads
 from llamasup.planning.memory.kv_cache import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import Changes, environment_of_threads
 from llamasup.settings.model import Profile, Settings
 from llamasup.system.hardware.facts import Hardware
 

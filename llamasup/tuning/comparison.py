@@ -19,8 +19,8 @@ from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.planning.attempts import Planner
 from llamasup.planning.drafting import no_drafts
 from llamasup.planning.facts import Launch
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, Purpose
 from llamasup.tuning.quality import BOUND, Distribution, Probe, divergence, probes
 from llamasup.tuning.search import is_hopeless

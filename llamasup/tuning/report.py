@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.planning.tuned import NO_CHANGES, Kept
+from llamasup.planning.measured.tuned import NO_CHANGES, Kept
 from llamasup.settings.model import Profile
 from llamasup.tuning.candidates import Purpose
 from llamasup.tuning.search import Entry, Search, trials

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.planning.tuned import NO_CHANGES, Changes
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, contradict
 from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 

@@ -24,9 +24,9 @@ from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, attachments
-from llamasup.planning.load_history import runtime_id
+from llamasup.planning.measured.load_history import runtime_id
+from llamasup.planning.measured.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FileIdentity

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from llamasup.errors import FolderUnusable, TuningFailed
-from llamasup.planning.tuned_store import tuning_folder
+from llamasup.planning.measured.tuned_store import tuning_folder
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import Claimed, claim_file
 from llamasup.tuning.session import SavedSearch

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from llamasup.errors import ModelMissing
 from llamasup.planning.facts import Launch
-from llamasup.planning.tuned import NO_CHANGES, Kept, add_result, result_for
-from llamasup.planning.tuned_store import load_results, save_results
+from llamasup.planning.measured.tuned import NO_CHANGES, Kept, add_result, result_for
+from llamasup.planning.measured.tuned_store import load_results, save_results
 from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.process.run_folder import NO_CONTROL

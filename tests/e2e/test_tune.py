@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from llamasup.errors import FolderUnusable
 from llamasup.planning.facts import prepare
-from llamasup.planning.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
-from llamasup.planning.tuned_store import load_results, save_results, tuning_folder
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
+from llamasup.planning.measured.tuned_store import load_results, save_results, tuning_folder
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.store import only_tuning

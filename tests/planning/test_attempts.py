@@ -17,8 +17,8 @@ from llamasup.llama_server.rpc.in_use import USED
 from llamasup.planning import attempts as module
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
-from llamasup.planning.load_history_store import load
-from llamasup.planning.load_times import LoadTimes
+from llamasup.planning.measured.load_history_store import load
+from llamasup.planning.measured.load_times import LoadTimes
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware

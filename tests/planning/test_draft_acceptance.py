@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.draft_acceptance import DraftCounts, acceptance, add_counts, counts_for, is_low
+from llamasup.planning.measured.draft_acceptance import (
+    DraftCounts,
+    acceptance,
+    add_counts,
+    counts_for,
+    is_low,
+)
 
 COUNTS = DraftCounts("build", "/m/draft.gguf", 100, 60)
 

@@ -13,12 +13,12 @@ from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.drafting import Drafter, no_drafts, shape_with_drafts
-from llamasup.planning.load_history import LoadHistory, runtime_id
+from llamasup.planning.measured.draft_acceptance import DraftCounts
+from llamasup.planning.measured.load_history import LoadHistory, runtime_id
+from llamasup.planning.measured.tuned import Changes, Measured
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import Changes, Measured
 from llamasup.testing import speculative
 from tests.planning.plans import (
     GIB,

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.planning.draft_acceptance import DraftCounts
-from llamasup.planning.load_history import (
+from llamasup.planning.measured.draft_acceptance import DraftCounts
+from llamasup.planning.measured.load_history import (
     FailedPlan,
     LoadHistory,
     Measurement,

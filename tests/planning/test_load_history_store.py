@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.planning.load_history import FailedPlan, LoadHistory, Measurement, Served
-from llamasup.planning.load_history_store import add_times_of_runtime, load, save, times_of_runtime
-from llamasup.planning.load_times import LoadTimes
+from llamasup.planning.measured.load_history import FailedPlan, LoadHistory, Measurement, Served
+from llamasup.planning.measured.load_history_store import add_times_of_runtime, load, save, times_of_runtime
+from llamasup.planning.measured.load_times import LoadTimes
 from llamasup.system.storage.folders import state_folder
 
 MEASUREMENT = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import (
+from llamasup.planning.measured.load_times import (
     LoadFacts,
     LoadTimes,
     add_times,

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.http.address import TcpAddress
-from llamasup.planning.plan_json import plan_as_json
-from llamasup.planning.tuned import (
+from llamasup.planning.measured.tuned import (
     NO_CHANGES,
     Changes,
     Conditions,
@@ -26,6 +25,7 @@ from llamasup.planning.tuned import (
     result_for,
     why_not,
 )
+from llamasup.planning.plan_json import plan_as_json
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import GIB, GPU, machine, planned, reason, value

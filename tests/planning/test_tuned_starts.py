@@ -9,11 +9,11 @@ import pytest
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
-from llamasup.planning.load_history import LoadHistory
-from llamasup.planning.load_history_store import load
+from llamasup.planning.measured.load_history import LoadHistory
+from llamasup.planning.measured.load_history_store import load
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes, KeptResults
+from llamasup.planning.measured.tuned_store import load_results, save_results
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Changes, KeptResults
-from llamasup.planning.tuned_store import load_results, save_results
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from tests.kept_results import kept_for

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.proxy import ProxyConfig, upstream_pool
+from llamasup.proxy import ProxyConfig
+from llamasup.proxy.upstream import pool as upstream_pool
 from tests.proxy.rig import Clock, Rig
 
 MakeRig = Callable[..., Rig]

@@ -21,12 +21,13 @@ import pytest
 
 from llamasup.http.address import UnixAddress
 from llamasup.models.access import ResolvedModel
-from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
+from llamasup.proxy import Proxy, ProxyConfig, reader
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.upstream import Upstream
-from llamasup.proxy.upstream_pool import UpstreamPool
+from llamasup.proxy.upstream import connection as upstream
+from llamasup.proxy.upstream.connection import Upstream
+from llamasup.proxy.upstream.pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable

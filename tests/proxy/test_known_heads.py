@@ -13,13 +13,14 @@ import pytest
 from llamasup.auth.key_limits import Keys
 from llamasup.http.address import UnixAddress
 from llamasup.http.head_cache import KnownHead, compile_head
-from llamasup.proxy import ProxyConfig, reader, upstream
+from llamasup.proxy import ProxyConfig, reader
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
-from llamasup.proxy.upstream import Upstream
-from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
+from llamasup.proxy.upstream import connection as upstream
+from llamasup.proxy.upstream.connection import Upstream
+from llamasup.proxy.upstream.pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.parsers import record_parser_input
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status

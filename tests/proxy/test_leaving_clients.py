@@ -125,7 +125,7 @@ def test_drain_closes_idle_connections_and_others_after_their_response(rig: Rig)
 
 
 def test_idle_upstream_connection_is_closed_before_the_child_closes_it(rig: Rig) -> None:
-    from llamasup.proxy.upstream_pool import IDLE_S
+    from llamasup.proxy.upstream.pool import IDLE_S
 
     client, child = rig.begin(get())
     child.send(answer())

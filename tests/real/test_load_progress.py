@@ -18,7 +18,7 @@ from llamasup.config import Config
 from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
-from llamasup.planning.load_history_store import load
+from llamasup.planning.measured.load_history_store import load
 from llamasup.service import options
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Http

@@ -25,8 +25,8 @@ from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_
 from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.planning.facts import prepare
+from llamasup.planning.measured.tuned import Changes
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import Changes
 from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, ServerWarned

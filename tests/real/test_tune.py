@@ -26,8 +26,8 @@ from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.errors import TuningFailed
 from llamasup.gguf.writer import write_gguf
 from llamasup.planning.facts import prepare
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, StateChanged
 from llamasup.supervision.states import State

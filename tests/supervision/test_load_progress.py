@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamasup.planning.load_times import LoadFacts
+from llamasup.planning.measured.load_times import LoadFacts
 from llamasup.supervision.load_watch import LoadWatch
 from llamasup.system.hardware.usage import LoadUsage
 

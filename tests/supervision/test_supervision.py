@@ -16,7 +16,7 @@ import uvloop
 from msgspec.structs import replace
 
 from llamasup.llama_server import client
-from llamasup.planning import load_history_store
+from llamasup.planning.measured import load_history_store
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.service.run import Service, WrapOptions
 from llamasup.supervision.backoff import RestartPolicy

@@ -9,7 +9,7 @@ import pytest
 from llamasup.gguf.facts import Experts, ModelFacts
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.planning.tuned import Changes
+from llamasup.planning.measured.tuned import Changes
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware

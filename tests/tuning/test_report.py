@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.tuned import NO_CHANGES, Changes, Conditions, Kept
+from llamasup.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept
 from llamasup.tuning.candidates import Candidate
 from llamasup.tuning.picture import picture
 from llamasup.tuning.report import SessionResult, kept_as_json, kept_line, report_as_json, report_lines

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from llamasup.planning.tuned import Changes
+from llamasup.planning.measured.tuned import Changes
 from llamasup.tuning.candidates import Candidate
 from llamasup.tuning.search import (
     COMBINATION,

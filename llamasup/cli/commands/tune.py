@@ -21,7 +21,7 @@ from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.planning.facts import Launch
-    from llamasup.planning.tuned import Kept
+    from llamasup.planning.measured.tuned import Kept
     from llamasup.tuning.report import SessionResult
     from llamasup.tuning.session import Options
     from llamasup.tuning.workload import Lengths
@@ -212,8 +212,8 @@ def _write(path: Path, text: str) -> None:
 
 def _forget(view: View, model: str, *, as_json: bool) -> None:
     from llamasup.planning.facts import read_given
-    from llamasup.planning.tuned import KeptResults
-    from llamasup.planning.tuned_store import load_results, save_results
+    from llamasup.planning.measured.tuned import KeptResults
+    from llamasup.planning.measured.tuned_store import load_results, save_results
     from llamasup.system.storage.fact_cache import FileIdentity
     from llamasup.tuning.store import only_tuning, store_search
 
@@ -232,7 +232,7 @@ def _forget(view: View, model: str, *, as_json: bool) -> None:
 def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json: bool) -> None:
     """The kept results, and for each whether the plan uses it now."""
     from llamasup.planning.facts import read_given
-    from llamasup.planning.tuned_store import load_results
+    from llamasup.planning.measured.tuned_store import load_results
     from llamasup.system.storage.fact_cache import FileIdentity
     from llamasup.tuning.report import kept_as_json, kept_line
 
@@ -259,7 +259,7 @@ def _why_not_used(kept: Kept, model: str, settings: Any, runtime: str | None) ->
 
     from llamasup.planning.attempts import Planner
     from llamasup.planning.facts import prepare
-    from llamasup.planning.tuned import NO_CHANGES, why_not
+    from llamasup.planning.measured.tuned import NO_CHANGES, why_not
 
     of_profile = msgspec.structs.replace(settings, profile=kept.profile)
     try:

@@ -1,7 +1,7 @@
 """Estimates the memory of a plan on host and devices, and decides whether it fits.
 
 Estimates are upper bounds until a load of this model was measured. Then they start from the measured sizes
-(:mod:`llamasup.planning.load_history`).
+(:mod:`llamasup.planning.measured.load_history`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.llama_server.user_options import config_files_in, read_config
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.wrap.command_line import (
     WrappedLine,

@@ -1,6 +1,6 @@
 """How many of the tokens that a draft proposed were accepted on this machine (pure).
 
-llama-server logs the counts of each request. ``planning/load_history.py`` keeps their sums.
+llama-server logs the counts of each request. ``planning/measured/load_history.py`` keeps their sums.
 """
 
 from __future__ import annotations

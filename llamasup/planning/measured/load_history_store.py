@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llamasup.errors import FolderUnusable
-from llamasup.planning.load_history import LoadHistory, validate
-from llamasup.planning.load_times import LoadTimes, add_times, is_possible
+from llamasup.planning.measured.load_history import LoadHistory, validate
+from llamasup.planning.measured.load_times import LoadTimes, add_times, is_possible
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 

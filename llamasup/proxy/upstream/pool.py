@@ -15,7 +15,7 @@ from llamasup.http.connection import open_connection
 from llamasup.http.head_cache import KnownHead
 from llamasup.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
 from llamasup.proxy.outbox import Outbox
-from llamasup.proxy.upstream import REQUESTS_PER_CONNECTION, Upstream
+from llamasup.proxy.upstream.connection import REQUESTS_PER_CONNECTION, Upstream
 from llamasup.queueing.endpoint import Endpoint
 
 __all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Tasks", "UpstreamPool"]

@@ -9,9 +9,9 @@ from llamasup.continuation.answer import NotContinued
 from llamasup.continuation.apis import API_BY_ROUTE
 from llamasup.continuation.stream import MAX_KEPT, Recording
 from llamasup.http.heads import HttpError, error_body
+from llamasup.proxy.answers.sse_keepalive import KeepaliveStream
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request
-from llamasup.proxy.sse_keepalive import KeepaliveStream
 
 __all__ = ["ContinuedStream", "is_continuable"]
 

@@ -5,7 +5,7 @@ free. A crash is weaker evidence: it counts against the KV cache and flash atten
 they were in use, happened twice in a row, and the same plan has not served within ``MAX_DAYS``. All these
 records expire after ``MAX_DAYS``, and when the build of llama-server changes.
 
-:mod:`llamasup.planning.load_history_store` stores one history per model file in the state folder.
+:mod:`llamasup.planning.measured.load_history_store` stores one history per model file in the state folder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
-from llamasup.planning.draft_acceptance import DraftCounts
-from llamasup.planning.load_times import LoadTimes, is_possible
+from llamasup.planning.measured.draft_acceptance import DraftCounts
+from llamasup.planning.measured.load_times import LoadTimes, is_possible
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = [

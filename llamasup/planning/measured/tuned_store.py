@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
-from llamasup.planning.tuned import KeptResults
+from llamasup.planning.measured.tuned import KeptResults
 from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder

@@ -13,7 +13,7 @@ from typing import Final
 
 from llamasup.auth.quota import tokens_made_in
 from llamasup.proxy.request import Request
-from llamasup.proxy.upstream import Upstream
+from llamasup.proxy.upstream.connection import Upstream
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
 
