@@ -89,6 +89,48 @@ def test_keys_tls_and_the_access_log(windows: Windows, tiny_model: Path) -> None
     assert [line["client"] for line in lines if line["status"] == 200] == ["key:phone"]
 
 
+def test_front_serves_the_model_of_another_node(windows: Windows, tiny_model: Path) -> None:
+    keys, own_key, config = (windows.folder / name for name in ("keys", "front.key", "front.yaml"))
+    code, key, said = windows.run("key", "new", "front", "--file", keys)
+    assert code == 0, said
+    own_key.write_text(key)
+    node = windows.start("run", tiny_model, "--alias", "tiny", *EVENTS, "--api-key-file", keys)
+    url = node.event("ready")["url"]
+    config.write_text(f"peers: {{desk: {{url: '{url}', key_file: '{windows_path(own_key)}'}}}}\n")
+    front = windows.start("serve", "--config", config, *EVENTS)
+    asked = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
+    answer = httpx.post(
+        f"{front.event('ready')['url']}/v1/completions", json=asked, timeout=PATIENCE_S, trust_env=False
+    )
+    assert answer.status_code == 200, answer.text
+    assert "desk" in windows.control("status", "--pid", str(front.pid))
+    assert "tiny" in windows.control("top", "--pid", str(node.pid))
+    for each in (front, node):
+        windows.control("stop", "--pid", str(each.pid))
+        assert each.wait() == 0, each.errors
+    assert windows.left() == []
+
+
+def test_tune_measures_and_leaves_nothing(windows: Windows, tiny_model: Path) -> None:
+    tune = windows.start("tune", tiny_model, "--minutes", "0.2", "--json", stdin="NUL")
+    assert tune.wait() == 0, tune.errors
+    assert json.loads(tune.output())["default"]
+    assert windows.processes() == []
+    assert windows.left() == []
+
+
+def test_unknown_path_with_a_large_body_gets_the_answer_of_llama_server(
+    windows: Windows, tiny_model: Path
+) -> None:
+    """llama-server refuses the head, and closes the connection without reading the body."""
+    run = windows.start("run", tiny_model, *EVENTS)
+    url = run.event("ready")["url"]
+    answer = httpx.post(f"{url}/unknown", content=bytes(8 << 20), timeout=PATIENCE_S, trust_env=False)
+    assert answer.status_code == 404, answer.text
+    run.ctrl_c()
+    assert run.wait() == 0
+
+
 def linux(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
