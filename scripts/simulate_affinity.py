@@ -1,6 +1,6 @@
 """Plays conversations against the choice of a replica, with and without affinity; writes docs/replicas.md.
 
-python scripts/simulate_affinity.py            write the table (half a minute)
+python scripts/simulate_affinity.py            write the table (a minute)
 python scripts/simulate_affinity.py --check    exit code 1 if it is outdated
 python scripts/simulate_affinity.py --print    only print it
 """
@@ -11,9 +11,10 @@ import argparse
 import heapq
 import random
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.pool.replicas.affinity import PromptMarks  # noqa: E402
 from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
-from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose  # noqa: E402
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose, suits  # noqa: E402
+from llamasup.queueing.queue_order import FairQueue, Queued  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "replicas.md"
@@ -45,14 +47,14 @@ class Machine:
     prompt: float
     answer: float
     shared: float
-    clients: tuple[int, int]
-    """The numbers of clients that load two processes partly, and fully."""
+    clients: tuple[int, int, int]
+    """The numbers of clients that load two processes partly, fully, and so that requests always wait."""
 
 
 MACHINES = (
-    Machine("GPU", 3000.0, 80.0, 0.1, (12, 22)),
-    Machine("laptop", 400.0, 30.0, 0.25, (7, 12)),
-    Machine("CPU", 100.0, 10.0, 0.4, (4, 7)),
+    Machine("GPU", 3000.0, 80.0, 0.1, (12, 22, 28)),
+    Machine("laptop", 400.0, 30.0, 0.25, (7, 12, 16)),
+    Machine("CPU", 100.0, 10.0, 0.4, (4, 7, 12)),
 )
 
 
@@ -71,15 +73,18 @@ class Talk:
         return Conversation(marks, tuple(sizes), total)
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    client: int
-    talk: Talk
-    asked_s: float
-    answer: int
-    prompt_left: float = 0.0
-    answer_left: float = 0.0
-    first_s: float = 0.0
+class Request(Queued):
+    """``conversation``: as it is when the request is made."""
+
+    def __init__(self, client: int, talk: Talk, asked_s: float, answer: int) -> None:
+        super().__init__(asked_s, str(client))
+        self.talk = talk
+        self.conversation = talk.conversation()
+        self.asked_s = asked_s
+        self.answer = answer
+        self.prompt_left = 0.0
+        self.answer_left = 0.0
+        self.first_s = 0.0
 
 
 class Process:
@@ -146,11 +151,19 @@ class Seen:
 
 
 def play(
-    machine: Machine, clients: int, max_busier: float, *, turns: int, seed: int, processes: int = 2
+    machine: Machine,
+    clients: int,
+    max_busier: float,
+    *,
+    turns: int,
+    seed: int,
+    processes: int = 2,
+    in_order: bool = False,
 ) -> Seen:
+    """``in_order``: a free process gets the next request, whatever the caches hold."""
     rng = random.Random(seed)
     servers = [Process(machine) for _ in range(processes)]
-    seen, queue = Seen(), deque[Request]()
+    seen, queue = Seen(), FairQueue[Request]()
     ids = iter(range(1, 1 << 30))
     talks = {client: Talk(next(ids), 0) for client in range(clients)}
     due = [(rng.expovariate(1 / THINK_S), client) for client in range(clients)]
@@ -160,9 +173,10 @@ def play(
     def serve() -> None:
         nonlocal count
         while queue and (free := [one_server for one_server in servers if len(one_server.requests) < SLOTS]):
-            request = queue.popleft()
-            conversation = request.talk.conversation()
             known = max_busier != NONE
+            others = [one_server for one_server in servers if one_server not in free]
+            request = queue.pop(suits=partial(suits_free, free, others) if known and not in_order else None)
+            conversation = request.conversation
             candidates = [
                 Candidate(
                     len(server.requests) / SLOTS,
@@ -184,7 +198,7 @@ def play(
                 seen.first_s.append(request.first_s - request.asked_s)
                 seen.whole_s.append(now_s - request.asked_s)
                 request.talk.tokens.append(request.answer)
-                heapq.heappush(due, (now_s + rng.expovariate(1 / THINK_S), request.client))
+                heapq.heappush(due, (now_s + rng.expovariate(1 / THINK_S), int(request.client)))
         while due and due[0][0] <= now_s:
             _, client = heapq.heappop(due)
             talk = talks[client]
@@ -194,9 +208,13 @@ def play(
             else:
                 talk.tokens.append(rng.randint(20, 300))
             talk.turns -= 1
-            queue.append(Request(client, talk, now_s, rng.randint(50, 400)))
+            queue.add(Request(client, talk, now_s, rng.randint(50, 400)))
         serve()
     return seen
+
+
+def suits_free(free: Sequence[Process], others: Sequence[Process], request: Request) -> bool:
+    return suits(*([each.prompts.fit(request.conversation) for each in group] for group in (free, others)))
 
 
 def table(*, turns: int, seeds: Sequence[int]) -> str:
@@ -204,15 +222,17 @@ def table(*, turns: int, seeds: Sequence[int]) -> str:
         "| machine | clients | choice | cached | first token, mean | answer, mean | answer, 95 % |",
         "|---|---|---|---|---|---|---|",
     ]
-    rules = [("least busy", NONE)]
-    rules += [(f"affinity, {value:.2f}", value) for value in (0.0, 0.25, 0.5)]
-    rules += [("affinity always", ALWAYS)]
+    rules = [("least busy", NONE, False)]
+    rules += [(f"affinity, {value:.2f}", value, False) for value in (0.0, 0.25, 0.5)]
+    rules += [("affinity always", ALWAYS, False), ("affinity, 0.50, in order", MAX_BUSIER, True)]
     for machine in MACHINES:
         for clients in machine.clients:
-            for name, value in rules:
-                runs = [play(machine, clients, value, turns=turns, seed=seed) for seed in seeds]
+            for name, value, in_order in rules:
+                runs = [
+                    play(machine, clients, value, turns=turns, seed=seed, in_order=in_order) for seed in seeds
+                ]
                 whole_s = sorted(seconds for run in runs for seconds in run.whole_s)
-                shown = f"**{name}**" if value == MAX_BUSIER else name
+                shown = f"**{name}**" if value == MAX_BUSIER and not in_order else name
                 rows.append(
                     f"| {machine.name} | {clients} | {shown} "
                     f"| {sum(run.cached for run in runs) / sum(run.prompt for run in runs):.0%} "

@@ -1,21 +1,27 @@
 """The order of a queue: by priority class, then each client in turn, then by arrival (pure).
 
-A request of several jobs uses several turns of its client: the other clients get that many turns first.
+A request of several jobs uses several turns of its client: the other clients get that many turns first. A
+request that suits the free server may go before a few that do not, which are passed over only so often.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from llamasup.http.heads import Priority
 
-__all__ = ["PASSES", "FairQueue", "Queued", "granted"]
+__all__ = ["LOOKAHEAD", "MAX_PASSED", "PASSES", "FairQueue", "Queued", "granted"]
 
 PASSES: Final = 8
 """How often in a row a higher class may go first. With all three waiting, the class ``low`` gets at least one
 service in eleven: it makes slow progress next to users who never pause. The class ``batch`` gets none."""
+LOOKAHEAD: Final = 8
+"""Among how many requests one is chosen that suits the free server (docs/replicas.md)."""
+MAX_PASSED: Final = 4
+"""How often a request, and a client that always waits, is passed over for one that suits the free server."""
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:
@@ -27,16 +33,18 @@ class Queued:
     """An item of a ``FairQueue``.
 
     ``jobs``: the permits that the request takes, up to all permits. ``turn``: the turn of its client in which
-    it was last served; None before. A requeued item has that turn again; 0 goes first.
+    it was last served; None before. A requeued item has that turn again; 0 goes first. ``passed``: how often
+    it was passed over.
     """
 
-    __slots__ = ("arrived_s", "client", "jobs", "priority", "turn")
+    __slots__ = ("arrived_s", "client", "jobs", "passed", "priority", "turn")
 
     def __init__(self, arrived_s: float, client: str = "", priority: Priority = Priority.NORMAL) -> None:
         self.arrived_s = arrived_s
         self.client = client
         self.priority = priority
         self.jobs = 1
+        self.passed = 0
         self.turn: int | None = None
 
 
@@ -44,12 +52,16 @@ T = TypeVar("T", bound=Queued)
 
 
 class _Line(Generic[T]):
-    """The items of one client in one class; never empty. The lowest ``turn`` is next, then the earliest."""
+    """The items of one client in one class; never empty. The lowest ``turn`` is next, then the earliest.
 
-    __slots__ = ("items", "turn")
+    ``passed``: how often it was passed over for another client, less how often it went before others.
+    """
+
+    __slots__ = ("items", "passed", "turn")
 
     def __init__(self, turn: int) -> None:
         self.turn = turn
+        self.passed = 0
         self.items: list[T] = []  # in order of arrival
 
 
@@ -91,12 +103,18 @@ class FairQueue(Generic[T]):
         insort(line.items, item, key=_arrival)
         self._count += 1
 
-    def pop(self, max_concurrent: int = 1) -> T:
-        """Remove and return the next item, for a server with so many permits. Raises IndexError if empty."""
+    def pop(self, max_concurrent: int = 1, suits: Callable[[T], bool] | None = None) -> T:
+        """Remove and return the next item, for a server with so many permits. Raises IndexError if empty.
+
+        ``suits``: whether an item suits this server; None: all do.
+        """
         priority = self._next_class()
         lines = self._lines[priority]
         line = min(lines.values(), key=_turn)
         item = line.items[0]
+        if suits is not None and self._count > 1:
+            item = _first_that_suits(lines, suits)
+            line = lines[item.client]
         item.turn = line.turn
         self._turn += 4
         more_turns = (min(item.jobs, max_concurrent) - 1) * (len(lines) - 1)
@@ -142,6 +160,40 @@ class FairQueue(Generic[T]):
         if most_passed is None:
             raise IndexError("pop from an empty queue")
         return most_passed if self._passed[most_passed] >= PASSES else waiting[0]
+
+
+def _first_that_suits(lines: Mapping[str, _Line[T]], suits: Callable[[T], bool]) -> T:
+    """The first of the next items that suits, or may not be passed over: it was often enough, as its client,
+    or it has been requeued. The first of all if there is no such item.
+    """
+    passed: list[tuple[_Line[T], T]] = []
+    for line, item in islice(_in_order(lines), LOOKAHEAD):
+        is_due = item.turn is not None or item.passed >= MAX_PASSED or line.passed >= MAX_PASSED
+        if is_due or suits(item):
+            _note_passed(passed, line)
+            return item
+        passed.append((line, item))
+    return passed[0][1]
+
+
+def _note_passed(passed: Sequence[tuple[_Line[T], T]], chosen: _Line[T]) -> None:
+    others = []
+    for line, item in passed:
+        item.passed += 1
+        if line is not chosen and line not in others:
+            others.append(line)
+            line.passed += 1
+    if others:
+        chosen.passed = max(chosen.passed - 1, -MAX_PASSED)
+
+
+def _in_order(lines: Mapping[str, _Line[T]]) -> Iterator[tuple[_Line[T], T]]:
+    """About the order in which the items are next: the first of each line, then the second of each."""
+    ordered = sorted(lines.values(), key=_turn)
+    for depth in range(max(len(line.items) for line in ordered)):
+        for line in ordered:
+            if depth < len(line.items):
+                yield line, line.items[depth]
 
 
 def _arrival(item: Queued) -> float:

@@ -22,7 +22,16 @@ from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.system.timers import CallLater, DeadlineTimer, call_later
 
-__all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "Outlook", "QueueEntry", "QueueListener", "RequestQueue"]
+__all__ = [
+    "GRACE_S",
+    "MAX_BYTES",
+    "MAX_WAITING",
+    "Outlook",
+    "Preference",
+    "QueueEntry",
+    "QueueListener",
+    "RequestQueue",
+]
 
 MAX_WAITING: Final = 256  # S9; each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
@@ -62,7 +71,8 @@ class QueueEntry(Queued):
     """One request, through all its waits. Times are monotonic, in seconds.
 
     ``needs_permit``: it is work for the model itself. ``waited_s``: the waits for a generation, without those
-    for a permit. ``position``: its position when it first queued (1: the next), 0 if it never did.
+    for a permit. ``position``: its position when it first queued (1: the next), 0 if it never did. ``notes``:
+    what ``prefer`` keeps of its body while it waits.
     """
 
     __slots__ = (
@@ -70,6 +80,7 @@ class QueueEntry(Queued):
         "deadline_s",
         "listener",
         "needs_permit",
+        "notes",
         "position",
         "queue",
         "replayed",
@@ -97,6 +108,7 @@ class QueueEntry(Queued):
         self.queue: RequestQueue | None = None  # the one that it entered last
         self.waited_s = 0.0
         self.position = 0
+        self.notes: object = None
         self.replayed = False  # requeued once because its generation ended
         self.since_s = 0.0  # when this wait began
         self.deadline_s = 0.0
@@ -110,6 +122,9 @@ class QueueEntry(Queued):
         self.deadline_s = now_s + timeout_s
 
 
+Preference = Callable[[QueueEntry], bool]
+
+
 def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
     return min(endpoints, key=lambda endpoint: endpoint.busy)
 
@@ -117,10 +132,11 @@ def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
 class RequestQueue:
     """``get_serving`` returns the endpoints that serve (at least one), or why none does.
 
-    ``choose`` picks one of several endpoints that can take a request. ``on_wanted`` is called for each
-    request that queues, or may not queue, while nothing serves; ``on_unserved`` for each that leaves the
-    queue unserved, with its rejection if it got one. ``timeout_s`` 0: no request queues. One timer covers the
-    earliest deadline of all entries.
+    ``choose`` picks one of several endpoints that can take a request. ``prefer`` gets those that can, and
+    returns which entries suit one of them no worse than an endpoint that is busy; None: all. ``on_wanted`` is
+    called for each request that queues, or may not queue, while nothing serves; ``on_unserved`` for each that
+    leaves the queue unserved, with its rejection if it got one. ``timeout_s`` 0: no request queues. One timer
+    covers the earliest deadline of all entries.
     """
 
     __slots__ = (
@@ -137,6 +153,7 @@ class RequestQueue:
         "_on_unserved",
         "_on_wanted",
         "_policy",
+        "_prefer",
         "_queue",
         "_successor",
         "_timeout_s",
@@ -154,6 +171,7 @@ class RequestQueue:
         max_waiting: int = MAX_WAITING,
         continues_streams: bool = False,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
+        prefer: Callable[[Sequence[Endpoint]], Preference | None] | None = None,
         on_wanted: Callable[[], None] | None = None,
         on_unserved: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
@@ -166,6 +184,7 @@ class RequestQueue:
         self.continues_streams = continues_streams
         """Whether a request returns to the queue if its server ends while it streams the answer."""
         self._choose = choose
+        self._prefer = prefer
         self._on_wanted = on_wanted
         self._on_unserved = on_unserved
         self._policy = RetryPolicy() if policy is None else policy
@@ -403,11 +422,13 @@ class RequestQueue:
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
                 elif self._queue and (eligible := _with_free_permit(eligible)):
-                    entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in eligible))
+                    suits = None if self._prefer is None or len(self._queue) == 1 else self._prefer(eligible)
+                    entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in eligible), suits)
                 else:
                     return
                 self._account_removed(entry, now_s)
                 endpoint = self._choose(entry, eligible)
+                entry.notes = None
                 entry.listener.served(endpoint.lease(infers=entry.needs_permit))
         finally:
             self._in_serve = False

@@ -24,8 +24,9 @@ from llamasup.peers.watch import address_of, tls_of
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.pool.catalog.node_listing import NodeModel, encode_listing
-from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.unavailable import Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
+from llamasup.queueing.request_queue import QueueEntry
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from tests.async_tests import async_test
 from tests.patience import PATIENCE_S
 from tests.pool.replicas.replica_sets import served_model
@@ -218,6 +219,47 @@ async def test_own_model_is_shared_with_the_node_that_has_it_too() -> None:
         why = fleet.peers.why(remote, {"model": "tale", "sentences": ["x"]})
         assert why["sentences"][0] == "x"
         assert "The last request went elsewhere" in why["sentences"][-1]
+
+
+class Waits:
+    """A request in the queue."""
+
+    def __init__(self, model: RemoteModel, body: bytes) -> None:
+        self.body = body
+        self.at: Endpoint | None = None
+        assert model.lease(infers=True, body=body) is BUSY
+        assert model.queue.enter(QueueEntry(self, 0.0, len(body))) is None
+
+    def served(self, lease: Lease) -> None:
+        self.at = lease.endpoint
+
+    def refused(self, why: Unavailable) -> None:
+        raise AssertionError(why)
+
+
+def talk(*turns: str) -> bytes:
+    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+    return msgspec.json.encode({"model": "tale", "messages": messages})
+
+
+@async_test
+async def test_waiting_request_goes_to_the_node_that_has_its_conversation() -> None:
+    first, second = PlayedNode(), PlayedNode()
+    second.id = "n2"
+    for node in (first, second):
+        node.models = (msgspec.structs.replace(READY, slots=1),)
+    async with fleet_of(first, second) as fleet:
+        model = fleet.peers.model("tale")
+        assert model is not None
+        await fleet.until(lambda: len(model.warm) == 2)
+        one, other = (model.lease(infers=True, body=talk(name, "x")) for name in ("one", "other"))
+        assert isinstance(one, Lease)
+        assert isinstance(other, Lease)
+        of_other, of_one = Waits(model, talk("other", "x", "y")), Waits(model, talk("one", "x", "y"))
+        one.release()
+        assert (of_other.at, of_one.at) == (None, one.endpoint)
+        other.release()
+        assert of_other.at is other.endpoint
 
 
 @async_test

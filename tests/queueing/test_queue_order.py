@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.http.heads import Priority
-from llamasup.queueing.queue_order import PASSES, FairQueue, Queued, granted
+from llamasup.queueing.queue_order import LOOKAHEAD, MAX_PASSED, PASSES, FairQueue, Queued, granted
 
 HIGH, NORMAL, LOW, BATCH = Priority
 TAKING_TURNS = (HIGH, NORMAL, LOW)
@@ -133,6 +133,62 @@ def test_removed_item_does_not_change_the_order_of_others(desk: Desk) -> None:
     desk.queue.remove(waiting[3])
     assert (len(desk.queue), sorted(each.name for each in desk.queue)) == (2, ["a2", "b1"])
     assert desk.all() == "a2 b1"
+
+
+# --- requests that suit the free server
+
+
+def test_request_that_suits_the_server_goes_first(desk: Desk) -> None:
+    for name in ("a1", "a2", "b1", "c1"):
+        desk.comes(name)
+    assert desk.queue.pop(suits=lambda request: request.name in ("a2", "c1")).name == "c1"
+    assert desk.queue.pop(suits=lambda request: request.name == "a2").name == "a2"
+    assert desk.all() == "b1 a1"  # client a has had a turn
+    for name in ("a1", "b1", "a2", "a3"):
+        desk.comes(name)
+    assert desk.queue.pop(suits=lambda request: request.name == "a3").name == "a3"
+
+
+def test_first_request_goes_if_none_of_the_next_ones_suits(desk: Desk) -> None:
+    for number in range(LOOKAHEAD + 1):
+        desk.comes(f"a{number}")
+    assert desk.queue.pop(suits=lambda request: request.name == f"a{LOOKAHEAD}").name == "a0"
+    assert desk.queue.pop(suits=lambda request: request.name == f"a{LOOKAHEAD}").name == f"a{LOOKAHEAD}"
+
+
+def test_request_is_passed_over_a_few_times_only(desk: Desk) -> None:
+    desk.comes("a1")
+    order = []
+    for number in range(MAX_PASSED + 1):
+        desk.comes(f"b{number}")
+        order.append(desk.queue.pop(suits=lambda request: request.client == "b").name)
+    assert order == [*(f"b{number}" for number in range(MAX_PASSED)), "a1"]
+
+
+def test_request_that_comes_back_is_not_passed_over(desk: Desk) -> None:
+    first = desk.comes("a1")
+    desk.comes("b1")
+    desk.comes("c1")
+    assert desk.queue.pop() is first
+    desk.queue.add(first)
+    assert desk.queue.pop(suits=lambda request: request.client == "c") is first
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 32), st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=3, max_size=3))
+def test_clients_have_equal_shares_whatever_suits_the_servers(seed: int, weights: list[float]) -> None:
+    random = Random(seed)
+    desk = Desk()
+    served = Counter(dict.fromkeys("abc", 0))
+    for name in "abc" * 3:
+        desk.comes(name)
+    for _ in range(500):
+        suitable = random.choices("abc", weights)[0] if any(weights) else ""
+        request = desk.queue.pop(suits=lambda request, suitable=suitable: request.client == suitable)  # type: ignore[misc]
+        assert request.passed <= MAX_PASSED
+        served[request.client] += 1
+        desk.comes(request.client)
+        assert max(served.values()) - min(served.values()) <= MAX_PASSED + 1
 
 
 def heavy(desk: Desk, name: str, jobs: int) -> Request:

@@ -12,10 +12,11 @@ from typing import Final
 from msgspec import Struct
 
 from llamasup.pool.replicas.affinity import PromptMarks
-from llamasup.pool.replicas.conversation import read_conversation
+from llamasup.pool.replicas.conversation import Conversation, read_conversation
 from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.request_queue import Preference, QueueEntry
 
-__all__ = ["MAX_BUSIER", "MIN_FIT", "Candidate", "LoadBalancer", "choose"]
+__all__ = ["MAX_BUSIER", "MIN_FIT", "Candidate", "LoadBalancer", "choose", "suits"]
 
 MIN_FIT: Final = 0.1
 """The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
@@ -39,7 +40,31 @@ class LoadBalancer:
         """One of ``endpoints``, which are open and can all take the request; or one of ``others`` whose cache
         has its beginning.
         """
-        conversation = read_conversation(body) if infers else None
+        return self._pick(endpoints, read_conversation(body) if infers else None, others)
+
+    def pick_for(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
+        """As ``pick``, for a request that has waited."""
+        return self._pick(endpoints, _conversation_of(entry) if entry.needs_permit else None)
+
+    def preference(self, free: Sequence[Endpoint], serving: Sequence[Endpoint]) -> Preference | None:
+        """Which waiting requests suit ``free`` no worse than the busy endpoints of ``serving``; None: all."""
+        others = [each for each in serving if each.busy >= each.max_concurrent and not each.closed]
+        if not any(len(self._marks_of(each)) for each in others):
+            return None
+
+        def suits_free(entry: QueueEntry) -> bool:
+            conversation = _conversation_of(entry)
+            fits = [[self._marks_of(each).fit(conversation) for each in group] for group in (free, others)]
+            return suits(*fits)
+
+        return suits_free
+
+    def _pick(
+        self,
+        endpoints: Sequence[Endpoint],
+        conversation: Conversation | None,
+        others: Sequence[Endpoint] = (),
+    ) -> Endpoint:
         if others and conversation is not None:
             matching = [each for each in others if self._marks_of(each).fit(conversation) >= MIN_FIT]
             endpoints = (*endpoints, *matching)
@@ -63,6 +88,19 @@ class LoadBalancer:
 
     def _forget(self, endpoint: Endpoint) -> None:
         del self._marks[endpoint]
+
+
+def _conversation_of(entry: QueueEntry) -> Conversation | None:
+    """Read once while it waits: other requests leave the queue before it."""
+    body, notes = entry.listener.body, entry.notes
+    if not isinstance(notes, _Notes) or notes.body is not body:
+        notes = entry.notes = _Notes(body, read_conversation(body))
+    return notes.conversation
+
+
+class _Notes(Struct, frozen=True):
+    body: bytes
+    conversation: Conversation | None
 
 
 def _load(endpoint: Endpoint) -> float:
@@ -92,6 +130,14 @@ def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> 
     if close:
         return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))
     return min(range(len(candidates)), key=lambda index: _by_load(candidates[index]))
+
+
+def suits(free: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether a request with these fits (``Candidate.fit``) should go to one of the processes that are free,
+    and not wait for another one that has more of it in its cache.
+    """
+    best = max(others, default=0.0)
+    return best < MIN_FIT or max(free) >= best
 
 
 def _by_load(candidate: Candidate) -> tuple[float, int]:

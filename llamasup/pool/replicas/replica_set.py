@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from llamasup.queueing.endpoint import Endpoint, Lease, Serving, permits_of
-from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.request_queue import Preference, QueueEntry, RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
@@ -50,6 +50,7 @@ class ReplicaSet:
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
             choose=self._choose,
+            prefer=self._prefer,
             on_wanted=on_wanted,
             on_unserved=on_unserved,
         )
@@ -204,7 +205,13 @@ class ReplicaSet:
         return tuple(endpoint for endpoint in endpoints if endpoint.ejected_until_s <= now_s) or endpoints
 
     def _choose(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
-        return self._pick(endpoints, infers=entry.needs_permit, body=entry.listener.body)
+        return endpoints[0] if self._balancer is None else self._balancer.pick_for(entry, endpoints)
+
+    def _prefer(self, free: Sequence[Endpoint]) -> Preference | None:
+        state = self.serving()
+        if self._balancer is None or isinstance(state, Unavailable):
+            return None
+        return self._balancer.preference(free, state)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
         """Pick one of ``endpoints``. The balancer of several processes also sees requests while only one

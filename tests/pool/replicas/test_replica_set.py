@@ -254,6 +254,36 @@ def test_lease_of_the_only_replica_costs_few_calls(tmp_path: Path) -> None:
     assert calls.per_repeat() <= (7, 3), calls
 
 
+@async_test
+async def test_waiting_request_goes_to_the_replica_that_has_its_conversation() -> None:
+    served, first, second = two(max_concurrent=1)
+    one, other = Client(served, talk("one", "x", "y")), Client(served, talk("other", "x", "y"))
+    assert (one.at, other.at) == (first, second)
+    new = Client(served, talk("new"))
+    of_other = Client(served, talk("other", "x", "y", "z", "next"))
+    of_one = Client(served, talk("one", "x", "y", "z", "next"))
+    other.goes()
+    assert new.at is second  # it is first, and in no cache
+    one.goes()
+    assert (of_one.at, of_other.waits) == (first, True)
+    assert of_one.entry.notes is None  # it keeps no body while it is answered
+    new.goes()
+    assert of_other.at is second
+
+
+@async_test
+async def test_replica_is_not_left_idle_for_a_conversation_elsewhere() -> None:
+    served, first, second = two(max_concurrent=1)
+    one, other = Client(served, talk("one", "x", "y")), Client(served, talk("other", "x", "y"))
+    assert (one.at, other.at) == (first, second)
+    waits = [Client(served, talk("one", "x", "y", str(number))) for number in range(2)]
+    without = Client(served, b"{}")
+    other.goes()
+    assert without.at is second
+    without.goes()
+    assert waits[0].at is second
+
+
 # --- pause and resume
 
 
