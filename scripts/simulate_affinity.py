@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.pool.replicas.affinity import PromptMarks  # noqa: E402
 from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
-from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose, suits  # noqa: E402
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose, homes  # noqa: E402
 from llamasup.queueing.queue_order import FairQueue, Queued  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
@@ -174,8 +174,7 @@ def play(
         nonlocal count
         while queue and (free := [one_server for one_server in servers if len(one_server.requests) < SLOTS]):
             known = max_busier != NONE
-            others = [one_server for one_server in servers if one_server not in free]
-            request = queue.pop(suits=partial(suits_free, free, others) if known and not in_order else None)
+            request = queue.pop(suits=partial(suits_a_free_one, servers) if known and not in_order else None)
             conversation = request.conversation
             candidates = [
                 Candidate(
@@ -213,8 +212,9 @@ def play(
     return seen
 
 
-def suits_free(free: Sequence[Process], others: Sequence[Process], request: Request) -> bool:
-    return suits(*([each.prompts.fit(request.conversation) for each in group] for group in (free, others)))
+def suits_a_free_one(servers: Sequence[Process], request: Request) -> bool:
+    found = homes([server.prompts.fit(request.conversation) for server in servers])
+    return not found or any(len(servers[index].requests) < SLOTS for index in found)
 
 
 def table(*, turns: int, seeds: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from llamasup.peers.groups import RETRY_S, ModelGroup, cold_choice, warm, why_no
 from llamasup.peers.known import KnownNode
 from llamasup.pool.replicas.load_balancer import LoadBalancer
 from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
-from llamasup.queueing.request_queue import Preference, RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
 from llamasup.queueing.wait_estimate import retry_after_s
@@ -66,7 +66,7 @@ class RemoteModel:
             max_waiting=max_waiting,
             continues_streams=continues_streams,
             choose=self.balancer.pick_for,
-            prefer=self._prefer,
+            prefer=self.balancer.preference,
             on_wanted=on_wanted,
             on_unserved=lambda _: on_wanted(),
         )
@@ -226,6 +226,3 @@ class RemoteModel:
         """The endpoints that are not ejected, or all if all are."""
         now_s = self._clock()
         return tuple(endpoint for endpoint in endpoints if endpoint.ejected_until_s <= now_s) or endpoints
-
-    def _prefer(self, free: Sequence[Endpoint]) -> Preference | None:
-        return self.balancer.preference(free, self._warm) if len(self._warm) > 1 else None

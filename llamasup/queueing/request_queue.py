@@ -132,11 +132,11 @@ def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
 class RequestQueue:
     """``get_serving`` returns the endpoints that serve (at least one), or why none does.
 
-    ``choose`` picks one of several endpoints that can take a request. ``prefer`` gets those that can, and
-    returns which entries suit one of them no worse than an endpoint that is busy; None: all. ``on_wanted`` is
-    called for each request that queues, or may not queue, while nothing serves; ``on_unserved`` for each that
-    leaves the queue unserved, with its rejection if it got one. ``timeout_s`` 0: no request queues. One timer
-    covers the earliest deadline of all entries.
+    ``choose`` picks one of several endpoints that can take a request. ``prefer`` gets all that serve, if some
+    of them are busy, and returns which entries suit a free one; None: all. ``on_wanted`` is called for each
+    request that queues, or may not queue, while nothing serves; ``on_unserved`` for each that leaves the
+    queue unserved, with its rejection if it got one. ``timeout_s`` 0: no request queues. One timer covers the
+    earliest deadline of all entries.
     """
 
     __slots__ = (
@@ -353,6 +353,7 @@ class RequestQueue:
         self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
         entry.queue = self
+        entry.notes = None
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
         if entry.needs_permit:
@@ -421,9 +422,11 @@ class RequestQueue:
             while eligible := _eligible(self._get_serving(), now_s):
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
-                elif self._queue and (eligible := _with_free_permit(eligible)):
-                    suits = None if self._prefer is None or len(self._queue) == 1 else self._prefer(eligible)
-                    entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in eligible), suits)
+                elif self._queue and (free := _with_free_permit(eligible)):
+                    some_are_busy = len(free) < len(eligible)
+                    suits = self._prefer(eligible) if self._prefer and some_are_busy else None
+                    entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in free), suits)
+                    eligible = free
                 else:
                     return
                 self._account_removed(entry, now_s)

@@ -16,7 +16,7 @@ from llamasup.pool.replicas.conversation import Conversation, read_conversation
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.request_queue import Preference, QueueEntry
 
-__all__ = ["MAX_BUSIER", "MIN_FIT", "Candidate", "LoadBalancer", "choose", "suits"]
+__all__ = ["MAX_BUSIER", "MIN_FIT", "Candidate", "LoadBalancer", "choose", "homes"]
 
 MIN_FIT: Final = 0.1
 """The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
@@ -44,20 +44,23 @@ class LoadBalancer:
 
     def pick_for(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
         """As ``pick``, for a request that has waited."""
-        return self._pick(endpoints, _conversation_of(entry) if entry.needs_permit else None)
+        return self._pick(endpoints, _notes_of(entry).conversation if entry.needs_permit else None)
 
-    def preference(self, free: Sequence[Endpoint], serving: Sequence[Endpoint]) -> Preference | None:
-        """Which waiting requests suit ``free`` no worse than the busy endpoints of ``serving``; None: all."""
-        others = [each for each in serving if each.busy >= each.max_concurrent and not each.closed]
-        if not any(len(self._marks_of(each)) for each in others):
-            return None
+    def preference(self, serving: Sequence[Endpoint]) -> Preference:
+        """Which waiting requests have their beginning in the cache of a free endpoint, or in none.
 
-        def suits_free(entry: QueueEntry) -> bool:
-            conversation = _conversation_of(entry)
-            fits = [[self._marks_of(each).fit(conversation) for each in group] for group in (free, others)]
-            return suits(*fits)
+        The caches are compared once for each request: with a hundred nodes, this takes half a millisecond.
+        """
 
-        return suits_free
+        def is_for_a_free_one(entry: QueueEntry) -> bool:
+            notes = _notes_of(entry)
+            if notes.homes is None:
+                fits = [self._marks_of(each).fit(notes.conversation) for each in serving]
+                notes.homes = tuple(serving[index] for index in homes(fits))
+            open_homes = [home for home in notes.homes if not home.closed]
+            return not open_homes or any(home.busy < home.max_concurrent for home in open_homes)
+
+        return is_for_a_free_one
 
     def _pick(
         self,
@@ -90,17 +93,20 @@ class LoadBalancer:
         del self._marks[endpoint]
 
 
-def _conversation_of(entry: QueueEntry) -> Conversation | None:
+class _Notes(Struct):
+    """What was read of a waiting request. ``homes``: the endpoints that had most of it in their caches."""
+
+    body: bytes
+    conversation: Conversation | None
+    homes: tuple[Endpoint, ...] | None = None
+
+
+def _notes_of(entry: QueueEntry) -> _Notes:
     """Read once while it waits: other requests leave the queue before it."""
     body, notes = entry.listener.body, entry.notes
     if not isinstance(notes, _Notes) or notes.body is not body:
         notes = entry.notes = _Notes(body, read_conversation(body))
-    return notes.conversation
-
-
-class _Notes(Struct, frozen=True):
-    body: bytes
-    conversation: Conversation | None
+    return notes
 
 
 def _load(endpoint: Endpoint) -> float:
@@ -132,12 +138,10 @@ def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> 
     return min(range(len(candidates)), key=lambda index: _by_load(candidates[index]))
 
 
-def suits(free: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether a request with these fits (``Candidate.fit``) should go to one of the processes that are free,
-    and not wait for another one that has more of it in its cache.
-    """
-    best = max(others, default=0.0)
-    return best < MIN_FIT or max(free) >= best
+def homes(fits: Sequence[float]) -> list[int]:
+    """The indices of the processes with the longest match (``Candidate.fit``); none if it is too short."""
+    best = max(fits, default=0.0)
+    return [index for index, fit in enumerate(fits) if fit == best] if best >= MIN_FIT else []
 
 
 def _by_load(candidate: Candidate) -> tuple[float, int]:

@@ -207,11 +207,8 @@ class ReplicaSet:
     def _choose(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
         return endpoints[0] if self._balancer is None else self._balancer.pick_for(entry, endpoints)
 
-    def _prefer(self, free: Sequence[Endpoint]) -> Preference | None:
-        state = self.serving()
-        if self._balancer is None or isinstance(state, Unavailable):
-            return None
-        return self._balancer.preference(free, state)
+    def _prefer(self, serving: Sequence[Endpoint]) -> Preference | None:
+        return None if self._balancer is None else self._balancer.preference(serving)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
         """Pick one of ``endpoints``. The balancer of several processes also sees requests while only one

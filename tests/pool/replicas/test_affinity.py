@@ -6,7 +6,7 @@ import pytest
 
 from llamasup.pool.replicas.affinity import MAX_MARKS, PromptMarks
 from llamasup.pool.replicas.conversation import Conversation
-from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate, choose, suits
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate, choose, homes
 
 
 def conversation(*marks: int, size: int = 0) -> Conversation:
@@ -42,20 +42,11 @@ def test_replica_is_chosen_by_match_and_load(candidates: list[Candidate], chosen
 
 
 @pytest.mark.parametrize(
-    ("free", "busy", "result"),
-    [
-        ([0.0], [], True),
-        ([0.0], [0.0], True),
-        ([0.0], [MIN_FIT / 2], True),
-        ([0.0, 0.2], [0.9], False),
-        ([0.0, 0.9], [0.9], True),
-        ([0.3], [0.0, 0.2], True),
-    ],
+    ("fits", "found"),
+    [([], []), ([0.0, 0.0], []), ([0.0, MIN_FIT / 2], []), ([0.2, 0.9, 0.9], [1, 2]), ([MIN_FIT, 0.0], [0])],
 )
-def test_request_waits_for_a_busy_replica_only_with_more_of_it_in_its_cache(
-    free: list[float], busy: list[float], *, result: bool
-) -> None:
-    assert suits(free, busy) is result
+def test_homes_of_a_request_have_most_of_it_in_their_caches(fits: list[float], found: list[int]) -> None:
+    assert homes(fits) == found
 
 
 def test_fit_is_the_known_share_of_a_request() -> None:
