@@ -272,7 +272,7 @@ def _is_missing(path: Path) -> ModelMissing:
             remedy="Restore the target of the link, or give another path.",
         )
     folder, longest = path.parent, native.longest_path()
-    if longest is not None and (length := len(str(path.absolute()))) > longest:
+    if longest is not None and (length := _length_for_windows(path)) > longest:
         return ModelMissing(
             f"{path}: the path has {length} characters, and Windows finds no file with more than {longest}",
             remedy="Move the model into a folder with a shorter path, or let Windows use long paths "
@@ -297,6 +297,13 @@ def _is_missing(path: Path) -> ModelMissing:
     else:
         remedy = f"There is no .gguf file in {folder}: check the path of the model."
     return ModelMissing(f"{path}: there is no such file", remedy=remedy)
+
+
+def _length_for_windows(path: Path) -> int:
+    """In the characters of UTF-16. A path that begins with ``\\\\?\\`` has no limit."""
+    if str(path).startswith("\\\\?\\"):
+        return 0
+    return len(str(path.absolute()).encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _model_names(folder: Path) -> list[str]:

@@ -1,19 +1,28 @@
 """The order of a queue: by priority class, then each client in turn, then by arrival (pure).
 
 A request of several jobs uses several turns of its client: the other clients get that many turns first. A
-request that suits the free server may go before a few that do not, which are passed over only so often.
+request that suits the free server may go before others, as long as its client gets hardly more than theirs.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from llamasup.http.heads import Priority
 
-__all__ = ["LOOKAHEAD", "MAX_PASSED", "PASSES", "FairQueue", "Queued", "granted"]
+__all__ = [
+    "LOOKAHEAD",
+    "MAX_LEAD",
+    "MAX_PASSED",
+    "MAX_REMEMBERED",
+    "PASSES",
+    "FairQueue",
+    "Queued",
+    "granted",
+]
 
 PASSES: Final = 8
 """How often in a row a higher class may go first. With all three waiting, the class ``low`` gets at least one
@@ -21,7 +30,11 @@ service in eleven: it makes slow progress next to users who never pause. The cla
 LOOKAHEAD: Final = 8
 """Among how many requests one is chosen that suits the free server (docs/replicas.md)."""
 MAX_PASSED: Final = 4
-"""How often a request, and a client that always waits, is passed over for one that suits the free server."""
+"""How often a request is passed over for one that suits the free server."""
+MAX_LEAD: Final = 4
+"""How many permits more than the clients that it passes over a client may have got."""
+MAX_REMEMBERED: Final = 1024
+"""Clients that are not waiting."""
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:
@@ -54,21 +67,21 @@ T = TypeVar("T", bound=Queued)
 class _Line(Generic[T]):
     """The items of one client in one class; never empty. The lowest ``turn`` is next, then the earliest.
 
-    ``passed``: how often it was passed over for another client, less how often it went before others.
+    ``permits``: how many it got, counted from what the least served client had when it came.
     """
 
-    __slots__ = ("items", "passed", "turn")
+    __slots__ = ("items", "permits", "turn")
 
-    def __init__(self, turn: int) -> None:
+    def __init__(self, turn: int, permits: int) -> None:
         self.turn = turn
-        self.passed = 0
+        self.permits = permits
         self.items: list[T] = []  # in order of arrival
 
 
 class FairQueue(Generic[T]):
     """Unbounded (``request_queue.py`` bounds it); it has at most one line for each item."""
 
-    __slots__ = ("_count", "_lines", "_owed", "_passed", "_turn")
+    __slots__ = ("_count", "_least", "_lines", "_owed", "_passed", "_permits", "_turn")
 
     def __init__(self) -> None:
         self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}
@@ -79,6 +92,10 @@ class FairQueue(Generic[T]):
         # Future turns of clients that used more than their share and are not waiting now.
         self._owed: dict[tuple[Priority, str], int] = {}
         self._count = 0
+        # Of each class, the permits of the least served client that waits or waited last; and of the clients
+        # that are not waiting now.
+        self._least = dict.fromkeys(Priority, 0)
+        self._permits: dict[tuple[Priority, str], int] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -97,7 +114,7 @@ class FairQueue(Generic[T]):
             turn = item.turn
             if turn is None:
                 turn = max(self._turn + 1, self._owed.pop((item.priority, item.client), 0))
-            line = lines[item.client] = _Line(turn)
+            line = lines[item.client] = _Line(turn, self._permits_of(item))
         elif item.turn is not None:
             line.turn = min(line.turn, item.turn)
         insort(line.items, item, key=_arrival)
@@ -117,8 +134,13 @@ class FairQueue(Generic[T]):
             line = lines[item.client]
         item.turn = line.turn
         self._turn += 4
-        more_turns = (min(item.jobs, max_concurrent) - 1) * (len(lines) - 1)
-        line.turn = self._turn + (4 * more_turns + 2 if more_turns else 0)
+        permits = min(item.jobs, max_concurrent)
+        more_turns = (permits - 1) * (len(lines) - 1)
+        # A client that goes before others may owe turns already.
+        begin = self._turn if suits is None else max(self._turn, line.turn)
+        line.turn = begin + (4 * more_turns + 2 if more_turns else 0)
+        line.permits += permits
+        self._least[priority] = max(self._least[priority], min(each.permits for each in lines.values()))
         self.remove(item)
         self._passed[priority] = 0
         for lower in Priority:
@@ -134,6 +156,7 @@ class FairQueue(Generic[T]):
         self._count -= 1
         if not line.items:
             del lines[item.client]
+            self._remember(item, line.permits)
             if line.turn > self._turn + 1:
                 self._owed = {key: turn for key, turn in self._owed.items() if turn > self._turn}
                 self._owed[item.priority, item.client] = line.turn
@@ -154,6 +177,16 @@ class FairQueue(Generic[T]):
                 before += sum(len(line.items) for line in self._lines[higher].values())
         return before + 1
 
+    def _permits_of(self, item: T) -> int:
+        """A client that comes back keeps what it got, but the time without requests gives it no credit."""
+        least = self._least[item.priority]
+        return max(self._permits.pop((item.priority, item.client), least), least - MAX_LEAD)
+
+    def _remember(self, item: T, permits: int) -> None:
+        self._permits[item.priority, item.client] = permits
+        if len(self._permits) > MAX_REMEMBERED:
+            self._permits.pop(next(iter(self._permits)))
+
     def _next_class(self) -> Priority:
         waiting = [priority for priority in Priority if self._lines[priority]]
         most_passed = max(waiting, key=lambda priority: (self._passed[priority], priority), default=None)
@@ -163,28 +196,27 @@ class FairQueue(Generic[T]):
 
 
 def _first_that_suits(lines: Mapping[str, _Line[T]], suits: Callable[[T], bool]) -> T:
-    """The first of the next items that suits, or may not be passed over: it was often enough, as its client,
-    or it has been requeued. The first of all if there is no such item.
+    """The first of the next items that suits and may go before the others. The search ends at an item that
+    may not be passed over: it was often enough, or it has been requeued. Without a result, the first of all.
     """
-    passed: list[tuple[_Line[T], T]] = []
+    passed: list[T] = []
     for line, item in islice(_in_order(lines), LOOKAHEAD):
-        is_due = item.turn is not None or item.passed >= MAX_PASSED or line.passed >= MAX_PASSED
-        if is_due or suits(item):
-            _note_passed(passed, line)
+        before = [other for other in passed if _turn(lines[other.client]) <= _turn(line)]
+        is_due = item.turn is not None or item.passed >= MAX_PASSED
+        if (is_due or suits(item)) and _may_go_before(line, [lines[other.client] for other in before]):
+            for other in before:
+                # Its client's next turn is later now: once is enough where others have turns in between.
+                is_own = other.client == item.client and len(lines) > 1
+                other.passed += MAX_PASSED if is_own else 1
             return item
-        passed.append((line, item))
-    return passed[0][1]
+        if is_due:
+            break
+        passed.append(item)
+    return passed[0]
 
 
-def _note_passed(passed: Sequence[tuple[_Line[T], T]], chosen: _Line[T]) -> None:
-    others = []
-    for line, item in passed:
-        item.passed += 1
-        if line is not chosen and line not in others:
-            others.append(line)
-            line.passed += 1
-    if others:
-        chosen.passed = max(chosen.passed - 1, -MAX_PASSED)
+def _may_go_before(line: _Line[T], others: Iterable[_Line[T]]) -> bool:
+    return all(other is line or line.permits - other.permits < MAX_LEAD for other in others)
 
 
 def _in_order(lines: Mapping[str, _Line[T]]) -> Iterator[tuple[_Line[T], T]]:

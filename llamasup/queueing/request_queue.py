@@ -353,7 +353,6 @@ class RequestQueue:
         self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
         entry.queue = self
-        entry.notes = None
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
         if entry.needs_permit:
@@ -377,6 +376,7 @@ class RequestQueue:
             self._queue.remove(entry)
         else:
             self._unlimited.remove(entry)
+        entry.notes = None
         self._account_removed(entry, self._clock())
 
     def _account_removed(self, entry: QueueEntry, now_s: float) -> None:

@@ -153,7 +153,8 @@ def _library(name: str, source: Path, texts: LicenseTexts) -> Component | None:
     if PurePath(name).name.startswith(("libpython", "python3")):
         return None
     # Python for Windows brings its libraries and those of Microsoft, and its license has the texts of theirs.
-    is_of_python = sys.platform == "win32" and source.is_relative_to(sys.base_prefix)
+    of_python = (Path(sys.base_prefix), Path(sys.base_prefix) / "DLLs")
+    is_of_python = sys.platform == "win32" and source.parent in of_python
     package = None if is_of_python else _debian_package(source.resolve())
     if not is_of_python:
         texts.add_debian_package(PurePath(name).name, package[0] if package else None)

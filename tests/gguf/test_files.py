@@ -195,6 +195,11 @@ def test_missing_file_whose_path_is_too_long_for_windows(
     assert "LongPathsEnabled" in error.remedy
     monkeypatch.setattr(native, "longest_path", lambda: len(str(path)))
     assert "there is no such file" in refused(read, path, ModelMissing).message
+    wide = folder / ("😀" * 50) / "x.gguf"  # UTF-16 has two characters for each
+    monkeypatch.setattr(native, "longest_path", lambda: len(str(wide)) + 49)
+    assert f"has {len(str(wide)) + 50} characters" in refused(read, wide, ModelMissing).message
+    monkeypatch.setattr(native, "longest_path", lambda: 1)
+    assert "characters" not in refused(read, Path(f"\\\\?\\{path}"), ModelMissing).message
 
 
 def test_missing_file_without_similar_names_lists_the_folder(folder: Path, read: Read) -> None:

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.http.heads import Priority
-from llamasup.queueing.queue_order import LOOKAHEAD, MAX_PASSED, PASSES, FairQueue, Queued, granted
+from llamasup.queueing.queue_order import (
+    LOOKAHEAD,
+    MAX_LEAD,
+    MAX_PASSED,
+    MAX_REMEMBERED,
+    PASSES,
+    FairQueue,
+    Queued,
+    granted,
+)
 
 HIGH, NORMAL, LOW, BATCH = Priority
 TAKING_TURNS = (HIGH, NORMAL, LOW)
@@ -174,21 +183,92 @@ def test_request_that_comes_back_is_not_passed_over(desk: Desk) -> None:
     assert desk.queue.pop(suits=lambda request: request.client == "c") is first
 
 
+def test_request_of_a_client_that_got_more_does_not_go_first(desk: Desk) -> None:
+    desk.comes("a1")
+    for number in range(2 * MAX_LEAD):
+        desk.comes(f"b{number}")
+    for number in range(MAX_LEAD):
+        assert desk.queue.pop(suits=lambda request: request.client == "b").name == f"b{number}"
+    desk.queue.remove(next(each for each in desk.queue if each.client == "a"))
+    desk.comes("a2")  # it has not been passed over, but its client has
+    order = [desk.queue.pop(suits=lambda request: request.client == "b").name for _ in range(2)]
+    assert order == [f"b{MAX_LEAD}", "a2"]  # in turn
+
+
+def test_request_that_may_not_be_passed_over_ends_the_search(desk: Desk) -> None:
+    desk.comes("a1")
+    back = desk.comes("b1")
+    for _ in range(MAX_LEAD):
+        desk.queue.remove(back)
+        back.turn = None
+        desk.queue.add(back)
+        assert desk.queue.pop(suits=lambda request: request.client == "b") is back
+        desk.queue.add(back)
+    desk.comes("c1")
+    assert desk.queue.pop(suits=lambda request: request.client == "c").name == "a1"
+
+
 @settings(max_examples=20)
-@given(st.integers(0, 1 << 32), st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=3, max_size=3))
-def test_clients_have_equal_shares_whatever_suits_the_servers(seed: int, weights: list[float]) -> None:
+@given(st.integers(0, 1 << 32), st.sampled_from(["ab", "abcd"]), st.integers(1, 4), st.sampled_from([1, 4]))
+def test_clients_have_equal_shares_whatever_suits_the_servers(
+    seed: int, clients: str, waiting: int, servers_of_a: int
+) -> None:
+    """Each request has its cache on one of four servers. With ``waiting`` 1, each client leaves the queue
+    before its next request comes.
+    """
     random = Random(seed)
     desk = Desk()
-    served = Counter(dict.fromkeys("abc", 0))
-    for name in "abc" * 3:
-        desk.comes(name)
-    for _ in range(500):
-        suitable = random.choices("abc", weights)[0] if any(weights) else ""
-        request = desk.queue.pop(suits=lambda request, suitable=suitable: request.client == suitable)  # type: ignore[misc]
-        assert request.passed <= MAX_PASSED
+    homes: dict[Request, int] = {}
+    served = Counter(dict.fromkeys(clients, 0))
+
+    def comes(client: str) -> None:
+        homes[desk.comes(client)] = random.randrange(servers_of_a if client == "a" else 4)
+
+    for client in clients * waiting:
+        comes(client)
+    for _ in range(1000):
+        free = random.randrange(4)
+        request = desk.queue.pop(suits=lambda request, free=free: homes[request] == free)  # type: ignore[misc]
+        assert request.passed <= 2 * MAX_PASSED
         served[request.client] += 1
-        desk.comes(request.client)
-        assert max(served.values()) - min(served.values()) <= MAX_PASSED + 1
+        comes(request.client)
+        assert max(served.values()) - min(served.values()) <= 2 * MAX_LEAD
+
+
+@pytest.mark.parametrize("clients", ["a", "ab", "abc", "abcdefgh"])
+def test_most_requests_go_where_they_suit_with_any_number_of_clients(clients: str) -> None:
+    random = Random(1)
+    desk = Desk()
+    homes = {desk.comes(client): random.randrange(4) for client in clients * 8}
+    suited = 0
+    for _ in range(2000):
+        free = random.randrange(4)
+        request = desk.queue.pop(suits=lambda request, free=free: homes[request] == free)  # type: ignore[misc]
+        suited += homes.pop(request) == free
+        homes[desk.comes(request.client)] = random.randrange(4)
+    assert suited > 1000  # 500 by chance
+
+
+@pytest.mark.parametrize("jobs", [2, 4])
+def test_clients_with_larger_requests_get_no_more_permits_whatever_suits(desk: Desk, jobs: int) -> None:
+    random = Random(1)
+    permits = Counter(a=0, b=0)
+    for _ in range(8):
+        desk.comes("a")
+        heavy(desk, "b", jobs)
+    for _ in range(2000):
+        request = desk.queue.pop(4, lambda request: random.random() < 0.5)
+        permits[request.client] += request.jobs
+        heavy(desk, request.client, request.jobs)
+    assert abs(permits["a"] - permits["b"]) <= 4 * jobs
+
+
+def test_what_clients_got_is_forgotten_in_time(desk: Desk) -> None:
+    for number in range(MAX_REMEMBERED + 2):
+        request = Request(str(number), float(number), str(number), NORMAL)
+        desk.queue.add(request)
+        assert desk.queue.pop() is request
+    assert len(desk.queue._permits) == MAX_REMEMBERED
 
 
 def heavy(desk: Desk, name: str, jobs: int) -> Request:

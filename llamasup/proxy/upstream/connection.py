@@ -7,7 +7,7 @@ status ≥ 400. A build with a fixed number of HTTP threads serves a new connect
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, cast
@@ -496,20 +496,16 @@ class Upstream(asyncio.Protocol):
         """Read the rest of the answer if a failed write has ended the connection.
 
         llama-server (b11434) refuses a request by its head (401, 404), and closes without reading the body.
-        The event loop then drops the connection because of the failed write, with the answer unread.
+        The event loop then drops the connection because of the failed write, with the answer unread. On
+        Windows, os.read reads no sockets: the loop may have dropped a part that it had read, so the rest is
+        of no use.
         """
-        ours = self.transport.get_extra_info("socket")
-        # The loop's own object cannot receive, and os.read reads no sockets on Windows.
-        sock = socket.socket(ours.family, ours.type, ours.proto, ours.fileno())
-        try:
+        sock = self.transport.get_extra_info("socket")
+        with suppress(OSError):
             for _ in range(LAST_READS):
-                if self.exchange is None or not (rest := sock.recv(COPY_BYTES)):
+                if self.exchange is None or not (rest := os.read(sock.fileno(), COPY_BYTES)):
                     return
                 self.data_received(rest)
-        except OSError:
-            pass  # there is no more
-        finally:
-            sock.detach()
 
     def _ends_cleanly(self, exchange: ResponseReceiver, data: bytes) -> bool:
         """Whether a chunked body that the parser found complete ends where ``data`` ends (RFC 9112 §7.1).
