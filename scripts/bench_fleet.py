@@ -45,11 +45,22 @@ from tests.fleet.rig import MODEL, Rig, actor_and_llamasup  # noqa: E402
 from tests.patience import eventually  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
-MARKS = "<!-- measured: scripts/bench_fleet.py -->", "<!-- end of measured -->"
+END = "<!-- end of measured -->"  # each part has marks of its own
 REPLICAS = (1, 2, 4, 8)
 SLOTS = 2
 TOKEN_MS = 20  # of the paced llama-server
 TALKS, TURNS = (4, 16), 6  # conversations at the same time: few, and more than there are slots
+# With these, Ray starts as many Python processes as a node has CPUs, which import what a replica needs.
+PRESTART = {
+    "RAY_enable_worker_prestart": "1",
+    "RAY_preload_python_modules": "ray.serve._private.replica,llamasup.fleet.application",
+}
+STARTS = (
+    "one machine, `llamasup serve`",
+    "a fleet",
+    "a fleet, with processes that Ray started before",
+    "a fleet, with `when_idle: sleep`",
+)
 CACHE_SLOTS, CACHE_MIB = 8, 64  # of one node, or of all together
 
 
@@ -235,26 +246,59 @@ async def first_token_s(url: str) -> float:
         return time.monotonic() - began_s
 
 
+async def fleet_start(rig: Rig) -> Sequence[float]:
+    """The seconds until the first token; and until the process of the replica, its llamasup and its
+    llama-server began.
+    """
+    await rig.until(lambda: not rig.llama_servers(), "the end of all llama-servers")
+    now = psutil.Popen(["true"])  # its time is on the clock of the other processes
+    began_s = now.create_time()
+    now.wait()
+    took_s = await first_token_s(rig.front_url)
+    (server,) = rig.llama_servers()
+    processes = (*actor_and_llamasup(server), server)
+    return took_s, *(max(0.0, process.create_time() - began_s) for process in processes)
+
+
 async def starts(rig: Rig, options: argparse.Namespace) -> str:
-    rig.fresh(fleet={"max_replicas": 1})
-    fleet_s, here_s = [], []
+    """The replica that sleeps has loaded its model once before."""
+    found: dict[str, list[float]] = {name: [] for name in STARTS}
+    here, fleet, prestarted, sleeping = found.values()
+    steps: dict[str, list[Sequence[float]]] = {name: [] for name in STARTS[1:]}
+    fleet_steps, prestarted_steps, sleeping_steps = steps.values()
     with ExitStack() as stack:
         url, unload = serve_alone(rig, stack)
+        for when_idle, seconds, own_steps in (
+            ("end", fleet, fleet_steps),
+            ("sleep", sleeping, sleeping_steps),
+        ):
+            rig.fresh(fleet={"max_replicas": 1, "when_idle": when_idle})
+            if when_idle == "sleep":
+                await first_token_s(rig.front_url)
+            for _ in range(options.starts):
+                took_s, *more_s = await fleet_start(rig)
+                seconds.append(took_s)
+                own_steps.append(more_s)
+                await asyncio.to_thread(unload)
+                here.append(await first_token_s(url))
+        rig.fresh(fleet={"max_replicas": 1})
+        rig.replace_nodes(PRESTART)
+        await first_token_s(rig.front_url)  # Serve has first to start its own parts again
         for _ in range(options.starts):
-            await rig.until(lambda: not rig.llama_servers(), "the end of all replicas")
-            fleet_s.append(await first_token_s(rig.front_url))
-            await asyncio.to_thread(unload)
-            here_s.append(await first_token_s(url))
-    return "\n".join(
-        [
-            "| from no replica to the first token | median | all |",
-            "|---|---|---|",
-            *(
-                f"| {name} | {median(seconds):.2f} s | {', '.join(f'{each:.2f}' for each in seconds)} s |"
-                for name, seconds in (("one machine, `llamasup serve`", here_s), ("a fleet", fleet_s))
-            ),
-        ]
-    )
+            await rig.until(lambda: rig.ray_processes("ray::IDLE"), "the processes that Ray starts before")
+            took_s, *more_s = await fleet_start(rig)
+            prestarted.append(took_s)
+            prestarted_steps.append(more_s)
+    lines = ["| from no replica to the first token | median | all |", "|---|---|---|"]
+    for name, seconds in found.items():
+        shown = ", ".join(f"{each:.2f}" for each in seconds)
+        lines.append(f"| {name} | {median(seconds):.2f} s | {shown} s |")
+    parts = ("its process began", "its llamasup began", "llama-server began", "the first token came")
+    lines += ["", f"| median, until | {' | '.join(parts)} |", "|---|---|---|---|---|"]
+    for name, each in steps.items():
+        until_s = [*map(median, zip(*each, strict=True)), median(found[name])]
+        lines.append(f"| {name} | {' | '.join(f'{seconds:.2f} s' for seconds in until_s)} |")
+    return "\n".join(lines)
 
 
 def serve_alone(rig: Rig, stack: ExitStack) -> tuple[str, Callable[[], object]]:
@@ -348,18 +392,21 @@ async def cached_share(client: httpx.AsyncClient, model: str, talks: int, *, see
 PARTS = {"hop": hop, "replicas": replicas, "starts": starts, "cache": cached_shares}
 
 
-async def measure(rig: Rig, options: argparse.Namespace) -> str:
-    tables = []
+async def measure(rig: Rig, options: argparse.Namespace) -> None:
     for name in options.parts:
-        tables.append(await PARTS[name](rig, options))
-        print(tables[-1], flush=True)
-    return "\n\n".join(tables)
+        table = await PARTS[name](rig, options)
+        print(table, flush=True)
+        if options.docs is not None:
+            marks = f"<!-- measured: scripts/bench_fleet.py --only {name} -->", END
+            write_between(options.docs, marks, table)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--docs", type=Path, help="write the result between the marks of this page")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these")
+    parser.add_argument("--docs", type=Path, help="write each table between its marks of this page")
+    parser.add_argument(
+        "--only", dest="parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these parts"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=40)
@@ -372,13 +419,12 @@ def main() -> int:
     if runtime is None:
         print("Set LLAMASUP_TEST_SERVER to a llama-server.", file=sys.stderr)
         return 69
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile all sources of llamasup again
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"{MODEL}.gguf").write_bytes(tiny_decoder())
         with Rig(folder, runtime, cpus=4) as rig:
-            text = asyncio.run(measure(rig, options))
-    if options.docs is not None:
-        write_between(options.docs, MARKS, text)
+            asyncio.run(measure(rig, options))
     return 0
 
 

@@ -42,7 +42,7 @@ from llamasup.fleet.messages import (
     Poll,
 )
 from llamasup.fleet.node_process import NO_ANSWER, STOP_S, NodeProcess, NodeSpec
-from llamasup.fleet.scaling import LOAD, ScaleByLoad
+from llamasup.fleet.scaling import LOAD, MAKES_ROOM, ScaleByLoad
 from llamasup.fleet.secret import directory_key, fleet_id, signature
 from llamasup.fleet.serve_view import (
     DIRECTORY,
@@ -53,12 +53,14 @@ from llamasup.fleet.serve_view import (
     deployment_name,
     next_version,
     problems,
+    starting,
 )
 from llamasup.settings.sections import Fleet, FleetModel
 
 __all__ = ["FleetModelSpec", "application"]
 
 _REPORT_S = 1.0
+_ANNOUNCE_S = 5.0
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -70,7 +72,7 @@ _log = logging.getLogger("ray.serve")
 
 class FleetModelSpec(Struct, frozen=True):
     """``node``: without the secret, which ``application`` adds. ``actor_options``: what Ray reserves for each
-    replica.
+    replica. ``own``: of ``given_for``.
     """
 
     node: NodeSpec
@@ -103,13 +105,11 @@ def application(
 def _model(
     fleet: Fleet, spec: FleetModelSpec, secret: str, deployed: Mapping[str, Deployed]
 ) -> serve.Application:
-    least = fleet.min_replicas if spec.own.min_replicas is None else spec.own.min_replicas
-    most = fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas
     # Serve's look-back window; the delays come after it.
     window_s = min(5.0, max(1.0, fleet.upscale_after_s))
     scaling = AutoscalingConfig(
-        min_replicas=least,
-        max_replicas=most,
+        min_replicas=spec.own.min_replicas,
+        max_replicas=spec.own.max_replicas,
         metrics_interval_s=min(1.0, window_s / 2),
         look_back_period_s=window_s,
         upscale_delay_s=fleet.upscale_after_s,
@@ -117,7 +117,11 @@ def _model(
         downscale_to_zero_delay_s=0.0,  # the policy waits
         policy=AutoscalingPolicy(
             policy_function=ScaleByLoad,
-            policy_kwargs={"target": fleet.target_load / 100, "idle_after_s": fleet.idle_after_s},
+            policy_kwargs={
+                "target": fleet.target_load / 100,
+                "idle_after_s": fleet.idle_after_s,
+                "sleeps": spec.own.when_idle == "sleep",
+            },
         ),
     )
     node = serve.deployment(Node).options(
@@ -157,12 +161,17 @@ class Node:
         self._name = f"{self._spec.model}@{context.replica_id.unique_id}"
         self._process = NodeProcess(self._spec, ray.util.get_node_ip_address())
         self._load = NodeLoad(slots=1)
+        self._makes_room = False
         self._directory = serve.get_deployment_handle(DIRECTORY, context.app_name)
+        announcing = asyncio.get_running_loop().create_task(self._announce(), name="announce")
         try:
             await self._process.start()
         except ServerFailed as error:
             await self._tell("failed", 5.0, f"{error.message} {error.remedy}".strip())
             raise
+        finally:
+            announcing.cancel()
+        await self._tell("report", _REPORT_S)  # at once: requests wait
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
 
     async def wake(self) -> None:
@@ -172,16 +181,28 @@ class Node:
         await self._process.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return {LOAD: self._load.demand}
+        return {LOAD: self._load.demand, MAKES_ROOM: float(self._makes_room)}
+
+    async def _announce(self) -> None:
+        """That this node starts. The first call to the directory also takes half a second longer than others,
+        in which Ray finds it: this is over when the model is loaded.
+        """
+        while True:
+            await self._tell("starts", _ANNOUNCE_S)
+            await asyncio.sleep(_ANNOUNCE_S)
 
     async def _report(self) -> None:
         backlog = 0.0
         while True:
             with contextlib.suppress(*NO_ANSWER):
                 self._load = replace(await self._process.load(), waiting=backlog)
+                if self._load.asleep and backlog:  # fronts use the awake replicas, and these are too few
+                    await self._process.wake()
             try:
                 async with asyncio.timeout(_REPORT_S * 3):
                     backlog = await self._directory.report.remote(self._encoded())
+                    asks = self._load.asleep
+                    self._makes_room = asks and await self._directory.makes_room.remote(self._name)
             except Exception as error:  # Ray's handles raise many errors; the next report is soon
                 _log.warning("The directory did not take the report of %s: %r", self._name, error)
             await asyncio.sleep(_REPORT_S)
@@ -246,6 +267,10 @@ class Directory:
 
     # --- nodes ------------------------------------------------------------------------------------------
 
+    async def starts(self, report: bytes) -> None:
+        """The node has been placed, and loads its model."""
+        self._table.starts(msgspec.json.decode(report, type=NodeReport), time.monotonic())
+
     async def report(self, report: bytes) -> float:
         """Returns the node's share of the requests that wait at the fronts."""
         node = msgspec.json.decode(report, type=NodeReport)
@@ -255,9 +280,14 @@ class Directory:
 
     async def failed(self, report: bytes, problem: str) -> None:
         """The node could not start."""
-        model = msgspec.json.decode(report, type=NodeReport).model
-        if self._table.note_problem(model, LAST_FAILED + problem):
+        node = msgspec.json.decode(report, type=NodeReport)
+        changes = self._table.end(node.name)
+        if self._table.note_problem(node.model, LAST_FAILED + problem) or changes:
             self._publish()
+
+    async def makes_room(self, node: str) -> bool:
+        """Whether this sleeping node should end."""
+        return self._table.makes_room(node, time.monotonic())
 
     async def leave(self, report: bytes) -> None:
         """Returns when the fronts know that the node takes no new requests, or after a while."""
@@ -335,15 +365,19 @@ class Directory:
         self._wakes.pop(model, None)
 
     async def _note_problems(self) -> None:
-        """What Serve says of the models that requests wait for: not each failed start runs code of a node."""
+        """What Serve says of the models that requests wait for: not each failed start runs code of a node.
+        Also which replicas have no place yet: sleeping ones can make room.
+        """
         wanted = self._wakes.keys() | self._table.wanted().keys()
-        if not wanted:
-            return
         found: Mapping[str, Problem] = {}
-        with contextlib.suppress(Exception):  # the controller may start again
-            applications = (await asyncio.to_thread(serve.status)).applications
-            found = problems(applications[serve.get_replica_context().app_name])
-            self._failed = {model for model, problem in found.items() if problem.failed}
+        replicas: Mapping[str, int] = {}
+        if wanted or self._table.has_sleeping:
+            with contextlib.suppress(Exception):  # the controller may start again
+                applications = (await asyncio.to_thread(serve.status)).applications
+                application = applications[serve.get_replica_context().app_name]
+                found, replicas = problems(application), starting(application)
+                self._failed = {model for model, problem in found.items() if problem.failed}
+        self._table.note_starting(replicas, time.monotonic())
         for model in wanted & found.keys():
             if model in self._failed and model in self._wakes:
                 self._wakes[model].cancel()

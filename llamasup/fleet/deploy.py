@@ -112,6 +112,7 @@ def _specs(
             model=spec.id,
             source=DEMO if _is_demo(config, spec.id) else spec.source,
             aliases=spec.aliases,
+            sleeps_after_s=fleet.idle_after_s if own.when_idle == "sleep" else None,
         )
         planned = None if are_given(own) else needs(spec, config, environ)
         yield FleetModelSpec(

@@ -8,12 +8,17 @@ from typing import Final
 
 from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeReport, Poll, Snapshot
 
-__all__ = ["GONE_AFTER_S", "DirectoryTable"]
+__all__ = ["GONE_AFTER_S", "ROOM_AFTER_S", "DirectoryTable"]
 
 GONE_AFTER_S: Final = 30.0
 """A node reports each second, unless its machine or Ray is very busy. Long, because a node that is not listed
 gets no new requests; fronts see by themselves, in seconds, that a node does not answer.
 """
+ROOM_AFTER_S: Final = 10.0
+"""How long the process of a replica may take to begin before a sleeping one makes room: Serve (2.60) does not
+say whether a replica waits for a place or for its Python. With two cores and a load of 12, Python took 4 s.
+"""
+_ENDS_WITHIN_S: Final = 20.0  # a node that makes room; one of the least number of replicas does not end
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 
@@ -27,6 +32,13 @@ class DirectoryTable:
         self._settled = False
         self._nodes: dict[str, tuple[NodeReport, float]] = {}
         self._leaving: set[str] = set()
+        self._starting: dict[
+            str, tuple[str, float]
+        ] = {}  # nodes that load: the model, and the last sign of life
+        self._asleep_since_s: dict[str, float] = {}
+        self._unplaced_since_s: dict[str, float] = {}  # models with replicas that Ray has not placed yet
+        self._makes_room: dict[str, float] = {}  # sleeping nodes that should end, and since when
+        self._room_made_s = now_s
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
         self._problems: dict[str, str] = {}  # why no node starts, by the model
@@ -35,10 +47,19 @@ class DirectoryTable:
 
     # --- nodes --------------------------------------------------------------------------------------------
 
+    def starts(self, report: NodeReport, now_s: float) -> None:
+        """Ray has placed the node, which loads its model."""
+        self._starting[report.name] = report.model, now_s
+
     def report(self, report: NodeReport, now_s: float) -> bool:
         """Note a report. True if the snapshot changes."""
         before = self._nodes.get(report.name)
         self._nodes[report.name] = report, now_s
+        self._starting.pop(report.name, None)
+        if report.load.asleep:
+            self._asleep_since_s.setdefault(report.name, now_s)
+        else:
+            self._wakes(report.name)
         self._problems.pop(report.model, None)
         if before is not None and before[0].url == report.url:
             return False
@@ -53,15 +74,27 @@ class DirectoryTable:
         """
         self._nodes[report.name] = report, now_s
         self._leaving.add(report.name)
+        if report.name in self._makes_room:
+            self._room_made_s = now_s
         self.version += 1
 
     def end(self, node: str) -> bool:
         """The node has ended. True if the snapshot changes."""
-        self._leaving.discard(node)
-        if self._nodes.pop(node, None) is None:
+        self._starting.pop(node, None)
+        if node not in self._nodes:
             return False
+        self._forget(node)
         self.version += 1
         return True
+
+    def _forget(self, node: str) -> None:
+        self._leaving.discard(node)
+        self._wakes(node)
+        del self._nodes[node]
+
+    def _wakes(self, node: str) -> None:
+        self._asleep_since_s.pop(node, None)
+        self._makes_room.pop(node, None)
 
     def note_problem(self, model: str, problem: str) -> bool:
         """Why no node of the model starts. True if the snapshot changes."""
@@ -86,8 +119,9 @@ class DirectoryTable:
         """Forget nodes and fronts without a sign of life. True if the snapshot changes."""
         gone = [name for name, (_, at_s) in self._nodes.items() if now_s - at_s > GONE_AFTER_S]
         for name in gone:
-            self._leaving.discard(name)
-            del self._nodes[name]
+            self._forget(name)
+        for name in [n for n, (_, at_s) in self._starting.items() if now_s - at_s > GONE_AFTER_S]:
+            del self._starting[name]
         for front in [f for f, (_, at_s) in self._fronts.items() if now_s - at_s > _FRONT_GONE_AFTER_S]:
             del self._fronts[front]
         settles = not self._settled and now_s >= self._settled_at_s
@@ -95,6 +129,37 @@ class DirectoryTable:
         if not gone and not settles:
             return False
         self.version += 1
+        return True
+
+    # --- room ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_sleeping(self) -> bool:
+        return bool(self._asleep_since_s)
+
+    def note_starting(self, replicas: Mapping[str, int], now_s: float) -> None:
+        """``replicas``: how many of each model start, by Serve."""
+        placed = Counter(model for model, _ in self._starting.values())
+        self._unplaced_since_s = {
+            model: self._unplaced_since_s.get(model, now_s)
+            for model, number in replicas.items()
+            if number > placed[model]
+        }
+
+    def makes_room(self, node: str, now_s: float) -> bool:
+        """Whether a sleeping node should end, because Ray has found no place for a replica since
+        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help.
+        """
+        if node in self._makes_room:
+            return True
+        asked_s = max(self._makes_room.values(), default=now_s - _ENDS_WITHIN_S)
+        since_s = max(min(self._unplaced_since_s.values(), default=now_s), self._room_made_s)
+        if now_s - asked_s < _ENDS_WITHIN_S or now_s - since_s < ROOM_AFTER_S:
+            return False
+        others = {name: s for name, s in self._asleep_since_s.items() if name not in self._makes_room}
+        if node not in others or others[node] > min(others.values()):
+            return False
+        self._makes_room[node] = now_s
         return True
 
     # --- fronts -------------------------------------------------------------------------------------------

@@ -35,13 +35,15 @@ LEAVE_S = SETTLED_AFTER_S + 3.0
 
 class NodeLoad(Struct, frozen=True):
     """``slots``: how many requests the model serves at a time. ``waiting``: this node's share of the requests
-    that wait at the fronts, which send a node only as many as it has slots.
+    that wait at the fronts, which send a node only as many as it has slots. ``asleep``: the model is
+    unloaded, and the next request loads it.
     """
 
     slots: int = 0
     busy: int = 0
     queued: int = 0
     waiting: float = 0.0
+    asleep: bool = False
 
     @property
     def demand(self) -> float:

@@ -34,11 +34,20 @@ _KEPT: Final = ("runtime", "memory", "defaults", "downloads", "slots")
 _REPLACED: Final = ("path", "repo", "url", "aliases", "preload", "ttl")
 
 
-def node_config(written: Table, *, folder: str, model: str, source: str, aliases: tuple[str, ...]) -> str:
+def node_config(
+    written: Table,
+    *,
+    folder: str,
+    model: str,
+    source: str,
+    aliases: tuple[str, ...],
+    sleeps_after_s: float | None = None,
+) -> str:
     """``written``: the fleet's config; ``folder``: its location, for relative paths. ``source``: the model's
     file, ``org/repo:quant`` or URL.
 
-    The model is loaded at the start and stays loaded: Serve decides how many replicas there are.
+    The model is loaded at the start and stays loaded, because Serve decides how many replicas there are; with
+    ``sleeps_after_s``, until it has been idle for this time.
     """
     kept = {key: node for key, node in _entries(written) if key in _KEPT}
     models = dict(_entries(_at(written, "models")))
@@ -53,7 +62,7 @@ def node_config(written: Table, *, folder: str, model: str, source: str, aliases
         _key_of(source): _text(source),
         "aliases": Items(0, [_text(alias) for alias in aliases]),
         "preload": _plain("true"),
-        "ttl": _plain("never"),
+        "ttl": _plain("never" if sleeps_after_s is None else f"{sleeps_after_s:g}"),
     }
     if "defaults" in kept:
         kept["defaults"] = _absolute(kept["defaults"], ModelEntry, folder)

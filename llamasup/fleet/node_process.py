@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -76,6 +77,7 @@ class NodeProcess:
         self._failure = ""
         self._client: httpx.AsyncClient | None = None
         self._answered_s = monotonic()
+        self._slots = 1
         self.url = ""
 
     async def start(self) -> None:
@@ -175,9 +177,20 @@ class NodeProcess:
     async def load(self) -> NodeLoad:
         """The requests of the model. Raises one of ``NO_ANSWER``."""
         model = await self._model()
+        self._slots = model.get("slots") or self._slots  # not known while it loads or sleeps
         return NodeLoad(
-            slots=model.get("slots") or 1, busy=model.get("in_flight") or 0, queued=model.get("queued") or 0
+            slots=self._slots,
+            busy=model.get("in_flight") or 0,
+            queued=model.get("queued") or 0,
+            asleep=model["state"] == "stopped",
         )
+
+    async def wake(self) -> None:
+        """Load the model if it sleeps. Raises one of ``NO_ANSWER``."""
+        assert self._client is not None
+        model = quote(self._spec.model, safe="")
+        answer = await self._client.post(f"/llamasup/v1/models/{model}/load?wait=0")
+        answer.raise_for_status()
 
     async def _model(self) -> Mapping[str, Any]:
         assert self._client is not None

@@ -29,7 +29,13 @@ class PlannedNeeds(Struct, frozen=True):
 def given_for(model: str, fleet: Fleet) -> FleetModel:
     """What the config says of this model, with what it says of all."""
     own = fleet.models.get(model, FleetModel())
-    return replace(own, gpus=fleet.gpus) if own.gpus is None else own
+    return replace(
+        own,
+        min_replicas=fleet.min_replicas if own.min_replicas is None else own.min_replicas,
+        max_replicas=fleet.max_replicas if own.max_replicas is None else own.max_replicas,
+        gpus=fleet.gpus if own.gpus is None else own.gpus,
+        when_idle=own.when_idle or fleet.when_idle,
+    )
 
 
 def are_given(given: FleetModel) -> bool:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["ABSENT_S", "LOAD", "ScaleByLoad", "replicas_for"]
+__all__ = ["ABSENT_S", "LOAD", "MAKES_ROOM", "ScaleByLoad", "replicas_for"]
 
 LOAD: Final = "load"
 """The name of the reported metric: ``NodeLoad.demand``."""
+MAKES_ROOM: Final = "makes_room"
+"""The name of a metric of a sleeping replica: above 0 if it should end, because Ray needs its room."""
 ABSENT_S: Final = 30.0
 """A model that should have replicas, and has none, is given up after this time, unless the directory asks for
 it: it does while a start is under way. Long enough for a directory that is started again.
@@ -35,12 +37,14 @@ class ScaleByLoad:
     """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are those of the constructor).
 
     It applies ``idle_after_s`` itself, because a start that has failed should not wait as long: Serve (2.60)
-    gives up a deployment whose replicas failed to start three times, until it has had 0 replicas.
+    gives up a deployment whose replicas failed to start three times, until it has had 0 replicas. With
+    ``sleeps``, the last replica stays, asleep, until it makes room.
     """
 
-    def __init__(self, target: float, idle_after_s: float) -> None:
+    def __init__(self, target: float, idle_after_s: float, *, sleeps: bool = False) -> None:
         self._target = target
         self._idle_after_s = idle_after_s
+        self._sleeps = sleeps
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is ``context.policy_state`` of
@@ -55,7 +59,8 @@ class ScaleByLoad:
             return desired, {_USED: now_s}
         used_s = state.get(_USED, now_s)
         if context.current_num_replicas:
-            return (1 if now_s < used_s + self._idle_after_s else 0), {_USED: used_s}
+            stays = self._sleeps and not any(metrics.get(MAKES_ROOM, {}).values())
+            return (1 if stays or now_s < used_s + self._idle_after_s else 0), {_USED: used_s}
         absent_s = state.get(_ABSENT, now_s)
         until_s = absent_s + ABSENT_S
         if _USED in state:  # an update of a model that has served lately

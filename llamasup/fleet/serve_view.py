@@ -27,6 +27,7 @@ __all__ = [
     "reason",
     "route_prefix",
     "serve_address",
+    "starting",
     "status_of",
     "why_not_ready",
 ]
@@ -157,6 +158,15 @@ def problems(application: Any) -> Mapping[str, Problem]:
     return found
 
 
+def starting(application: Any) -> Mapping[str, int]:
+    """How many replicas of each model start, or wait until Ray has placed them."""
+    return {
+        _model_of(name): deployment.replica_states["STARTING"]
+        for name, deployment in application.deployments.items()
+        if name != DIRECTORY and "STARTING" in deployment.replica_states
+    }
+
+
 def has_failed(deployment: Any) -> bool:
     """Whether Serve has given up, or would without replicas that run. Its status alone does not say it: it
     depends on what the deployment did before.
@@ -200,7 +210,7 @@ def status_of(
                 "name": report.name,
                 "url": report.url,
                 "model": report.model,
-                "state": "leaving" if leaving else "ready",
+                "state": "leaving" if leaving else "asleep" if report.load.asleep else "ready",
                 "slots": report.load.slots,
                 "slots_busy": report.load.busy,
                 "queued": report.load.queued,

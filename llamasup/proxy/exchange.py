@@ -636,6 +636,7 @@ class Exchange(Struct, eq=False):
         shown = replace(
             shown,
             generation=lease.endpoint.generation,
+            node=None if lease.endpoint.node is None else lease.endpoint.node.name,
             bytes_out=self.bytes_out,
             replayed=waiting is not None and waiting.entry.replayed,
         )

@@ -3,7 +3,7 @@
 # The annotations are values, not strings: the command line reads them at each start.
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
 from llamasup.http.address import Address
 from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin
@@ -17,6 +17,7 @@ from llamasup.settings.kinds import (
     Name,
     Named,
     NodeUrl,
+    OneOf,
     Parameters,
     RuntimeName,
     Section,
@@ -43,6 +44,7 @@ __all__ = [
     "Slots",
     "Usage",
     "VirtualEntry",
+    "WhenIdle",
 ]
 
 SLOTS_BYTES: Final = 10 << 30
@@ -314,6 +316,9 @@ class Batches(SettingGroup, frozen=True, kw_only=True):
     ] = None
 
 
+WhenIdle = Literal["end", "sleep"]
+
+
 class FleetModel(SettingGroup, frozen=True, kw_only=True):
     """Of one model, where it differs from the others."""
 
@@ -332,6 +337,10 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
     memory: Annotated[
         Size | None,
         Setting(SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"),
+    ] = None
+    when_idle: Annotated[
+        WhenIdle | None,
+        Setting(OneOf(get_args(WhenIdle)), "What the last replica does when it is idle.", "that of fleet"),
     ] = None
 
 
@@ -411,8 +420,16 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         float, Setting(Time(), "How long the load must be below the target before replicas stop.")
     ] = 120.0
     idle_after_s: Annotated[
-        float, Setting(Time(), "How long the last replica must be idle before it stops.")
+        float, Setting(Time(), "How long the last replica must be idle before it ends or sleeps.")
     ] = 600.0
+    when_idle: Annotated[
+        WhenIdle,
+        Setting(
+            OneOf(get_args(WhenIdle)),
+            "What the last replica of a model does when it is idle. end: it ends. sleep: it unloads its "
+            "model, and ends only when Ray needs the room for another replica of the fleet.",
+        ),
+    ] = "end"
     drain_timeout_s: Annotated[
         float,
         Setting(

@@ -124,6 +124,40 @@ def test_every_order_sorts() -> None:
     assert first == {"age": "old", "tokens": "new", "speed": "new", "model": "new", "client": "new"}
 
 
+# --- other nodes
+
+
+def test_models_and_requests_of_other_nodes_have_a_column() -> None:
+    models = [model("tiny"), {**model("tiny"), "node": "desk"}, {**model("other"), "node": "\x1b[2J"}]
+    requests = {"live": [request("a", node="desk"), request("b", node=None)], "ended": []}
+    shown = shown_lines(Screen(), {**STATUS, "models": models}, requests, columns=120, lines=24)
+    nodes = [line.text.split()[1] for line in shown if line.text.startswith(("NAME", "tiny", "other"))]
+    assert nodes[:3] == ["NODE", "-", "desk"]
+    assert "\x1b" not in nodes[3]
+    works = [line.text.split()[1] for line in shown if line.text.startswith(("REQUEST", "a ", "b "))]
+    assert works == ["NODE", "desk", "-"]
+
+
+def test_same_model_on_two_nodes_is_two_rows() -> None:
+    status = {**STATUS, "models": [model("tiny"), {**model("tiny"), "node": "desk"}]}
+    rows = rows_of(status, [])
+    screen, _ = press(press(Screen(), "down", rows)[0], "down", rows)
+    assert screen.chosen == Row("tiny", node="desk")
+    shown = shown_lines(screen, status, {"live": [], "ended": []}, columns=120, lines=24)
+    assert [line.text.split()[1] for line in shown if line.style == "chosen"] == ["desk"]
+    screen, _ = press(screen, "l", rows)
+    assert (screen.log_of, "the node desk" in screen.message) == ("", True)
+
+
+def test_chosen_request_stays_chosen_when_it_moves_to_another_node() -> None:
+    screen = Screen(chosen=Row("tiny", "a"))
+    live = [request("a", node="desk")]
+    rows = rows_of(STATUS, live)
+    assert press(screen, "c", rows)[0].cancels == "a"
+    shown = shown_lines(screen, STATUS, {"live": live, "ended": []}, columns=120, lines=24)
+    assert [line.text.split()[0] for line in shown if line.style == "chosen"] == ["a"]
+
+
 # --- keys
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -110,6 +111,24 @@ class Rig:
                 stack.enter_context(self.network.inside(place))
                 address["node_ip_address"] = self.network.address(place)
             self.places[self._started_node(address)] = place
+
+    def replace_nodes(self, environ: Mapping[str, str]) -> None:
+        """Other nodes take the place of all but the head. ``environ``: as with ``ray start``. Call it in the
+        main thread.
+        """
+        for node in self.nodes:
+            del self.places[node]
+            self.cluster.remove_node(node)
+        before = {name: os.environ.get(name) for name in environ}
+        os.environ.update(environ)
+        try:
+            for _ in range(NODES):
+                self.add_node()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
     def _started_node(self, options: Mapping[str, Any]) -> Any:
         """Ray (2.60) waits 30 s for a node, which a very busy machine exceeds."""

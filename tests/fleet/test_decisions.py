@@ -3,8 +3,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet.membership import Known, merged
 from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
 from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
-from llamasup.fleet.scaling import ABSENT_S, LOAD, ScaleByLoad, replicas_for
+from llamasup.fleet.scaling import ABSENT_S, LOAD, MAKES_ROOM, ScaleByLoad, replicas_for
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.peers.membership import ExpectedModel, Peer
@@ -93,20 +94,35 @@ def test_queue_at_the_fronts_asks_for_as_many_replicas_as_it_needs(target: float
     assert replicas_for([load.demand], target) == math.ceil(10 / target)
 
 
+def test_last_replica_of_a_model_that_sleeps_stays_until_it_makes_room() -> None:
+    played = PlayedScaling(idle_after_s=10.0, sleeps=True)
+    assert played.asked({"a": 0.5}, current=1, target=1) == 1
+    assert played.asked({"a": 0.0}, current=1, target=1, after_s=3600.0) == 1
+    assert played.asked({"a": 0.0, "b": 0.0}, current=2, target=2, makes_room={"a": 0.0}) == 1
+    assert played.asked({"a": 0.5}, current=1, target=1, makes_room={"a": 1.0}) == 1, "a request came"
+    assert played.asked({"a": 0.0}, current=1, target=1, after_s=60.0, makes_room={"a": 0.2}) == 0
+
+
 class PlayedScaling:
     """Serve, which gives each call the state that the last one returned."""
 
-    def __init__(self, idle_after_s: float) -> None:
-        self._policy = ScaleByLoad(0.5, idle_after_s)
+    def __init__(self, idle_after_s: float, *, sleeps: bool = False) -> None:
+        self._policy = ScaleByLoad(0.5, idle_after_s, sleeps=sleeps)
         self._now_s = 1000.0
         self._state: dict[str, Any] = {}
 
     def asked(
-        self, loads: dict[str, float] | None, *, current: int, target: int, after_s: float = 0.0
+        self,
+        loads: dict[str, float] | None,
+        *,
+        current: int,
+        target: int,
+        after_s: float = 0.0,
+        makes_room: Mapping[str, float] = MappingProxyType({}),
     ) -> int:
         self._now_s += after_s
         context = SimpleNamespace(
-            aggregated_metrics=None if loads is None else {LOAD: loads},
+            aggregated_metrics=None if loads is None else {LOAD: loads, MAKES_ROOM: makes_room},
             current_num_replicas=current,
             target_num_replicas=target,
             policy_state=self._state,
@@ -139,6 +155,7 @@ def test_machine_without_gpu_does_not_say_that_the_cluster_has_none() -> None:
 def test_gpus_of_a_model_replace_those_of_all() -> None:
     fleet = Fleet(gpus=1, models={"b": FleetModel(gpus=2), "c": FleetModel(cpus=3)})
     assert [given_for(model, fleet).gpus for model in "abc"] == [1, 2, 1]
+    assert given_for("b", fleet).when_idle == "end"
     assert given_for("c", fleet).cpus == 3
 
 

@@ -22,6 +22,7 @@ from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_process import STOP_S
 from llamasup.fleet.secret import fleet_id
 from llamasup.settings.sections import Fleet
+from tests.fleet.played_serve import application, deployment
 
 SECRET = "s" * 40
 
@@ -83,18 +84,9 @@ class PlayedRay:
         return SimpleNamespace(version="aa", deployment_config=config), None
 
     def run_fleet(self, name: str = "llamasup", *deployments: str) -> None:
-        running = SimpleNamespace(value="RUNNING")
-        healthy = SimpleNamespace(
-            status=SimpleNamespace(value="HEALTHY"),
-            status_trigger=SimpleNamespace(value="CONFIG_UPDATE_COMPLETED"),
-            message="",
-            replica_states={"RUNNING": 1},
-        )
-        self.applications[name] = SimpleNamespace(
-            status=running,
-            message="",
-            deployments=dict.fromkeys(deployments or ("directory", "model-tiny"), healthy),
-        )
+        fleet = self.applications[name] = application(tiny=deployment(RUNNING=1))
+        if deployments:
+            fleet.deployments = dict.fromkeys(deployments, deployment(RUNNING=1))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from llamasup.fleet.directory_table import GONE_AFTER_S, DirectoryTable
+from llamasup.fleet.directory_table import GONE_AFTER_S, ROOM_AFTER_S, DirectoryTable
 from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeLoad, NodeReport, Poll
 
 TINY = ListedModel("tiny", ("gpt-tiny",))
@@ -192,3 +192,90 @@ def test_snapshot_says_why_the_last_start_failed_until_a_node_serves() -> None:
     table.report(NODE, 7.0)
     assert table.snapshot(7.0).models[0].problem == ""
     assert not table.note_problem("tiny", "No memory."), "another node serves"
+
+
+# --- room --------------------------------------------------------------------------------------------
+
+
+def asleep(name: str, model: str = "tiny") -> NodeReport:
+    return NodeReport(name, "https://192.0.2.1:1", model, NodeLoad(slots=4, asleep=True))
+
+
+def with_sleeping(*nodes: str) -> DirectoryTable:
+    """They fall asleep one after another."""
+    table = settled()
+    for number, node in enumerate(nodes):
+        table.report(asleep(node), 10.0 + number)
+    return table
+
+
+def test_node_that_has_slept_longest_makes_room_for_a_replica_without_a_place() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    assert table.has_sleeping
+    assert not table.makes_room("tiny@a", 20.0), "all replicas have a place"
+    table.note_starting({"other": 1}, 20.0)
+    table.note_starting({"other": 1}, 22.0)
+    assert not table.makes_room("tiny@a", 19.0 + ROOM_AFTER_S), "Ray may be placing it"
+    assert not table.makes_room("tiny@b", 20.0 + ROOM_AFTER_S), "another one has slept longer"
+    assert table.makes_room("tiny@a", 20.0 + ROOM_AFTER_S)
+    assert table.makes_room("tiny@a", 21.0 + ROOM_AFTER_S)
+    assert not table.makes_room("tiny@b", 22.0 + ROOM_AFTER_S), "one is enough"
+
+
+def test_next_node_makes_room_if_the_place_of_the_first_was_not_enough() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    table.note_starting({"other": 1}, 20.0)
+    assert table.makes_room("tiny@a", 30.0)
+    table.leave(asleep("tiny@a"), 32.0)
+    table.end("tiny@a")
+    assert not table.makes_room("tiny@b", 31.0 + ROOM_AFTER_S), "Ray has just got the place"
+    assert table.makes_room("tiny@b", 32.0 + ROOM_AFTER_S)
+
+
+def test_node_that_does_not_end_keeps_no_other_from_making_room() -> None:
+    """It may be one of the least number of replicas."""
+    table = with_sleeping("tiny@a", "tiny@b")
+    table.note_starting({"other": 1}, 20.0)
+    assert table.makes_room("tiny@a", 30.0)
+    assert not table.makes_room("tiny@b", 45.0)
+    assert table.makes_room("tiny@b", 50.0)
+
+
+def test_replica_that_loads_has_its_place() -> None:
+    table = with_sleeping("tiny@a")
+    table.starts(NodeReport("other@x", "", "other"), 19.0)
+    table.note_starting({"other": 1}, 20.0)
+    assert not table.makes_room("tiny@a", 60.0)
+    table.note_starting({"other": 2}, 61.0)
+    assert table.makes_room("tiny@a", 61.0 + ROOM_AFTER_S)
+
+
+def test_replica_that_starts_and_dies_is_without_a_place_again() -> None:
+    for died in (True, False):
+        table = with_sleeping("tiny@a")
+        table.starts(NodeReport("other@x", "", "other"), 19.0)
+        if died:
+            assert not table.end("other@x"), "no front knows it"
+        else:
+            table.report(asleep("tiny@a"), 19.1 + GONE_AFTER_S)
+            table.expire(19.1 + GONE_AFTER_S)
+        table.note_starting({"other": 1}, 60.0)
+        assert table.makes_room("tiny@a", 60.0 + ROOM_AFTER_S)
+
+
+def test_node_that_wakes_makes_no_room() -> None:
+    table = with_sleeping("tiny@a")
+    table.note_starting({"other": 1}, 20.0)
+    assert table.makes_room("tiny@a", 30.0)
+    table.report(NODE, 31.0)
+    assert not table.has_sleeping
+    assert not table.makes_room("tiny@a", 40.0)
+    table.note_starting({}, 41.0)
+    table.report(asleep("tiny@a"), 42.0)
+    assert not table.makes_room("tiny@a", 60.0)
+
+
+def test_node_that_is_forgotten_sleeps_no_more() -> None:
+    table = with_sleeping("tiny@a")
+    assert table.expire(10.1 + GONE_AFTER_S)
+    assert not table.has_sleeping

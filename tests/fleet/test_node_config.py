@@ -46,6 +46,17 @@ def written(
     return node_config(tree_of(text), folder="/srv/fleet", model=model, source=source, aliases=aliases)
 
 
+def test_model_of_a_node_that_sleeps_is_unloaded_when_it_is_idle(tmp_path: Path) -> None:
+    def ttl_s(sleeps_after_s: float | None) -> float | None:
+        table = tree_of("models: {m: {path: m.gguf, ttl: 1m}}")
+        text = node_config(
+            table, folder="/", model="m", source="/m.gguf", aliases=(), sleeps_after_s=sleeps_after_s
+        )
+        return config_of(text, tmp_path).models["m"].ttl_s
+
+    assert [ttl_s(None), ttl_s(90.0), ttl_s(0.5)] == [float("inf"), 90.0, 0.5]
+
+
 def config_of(text: str, folder: Path) -> Config:
     path = folder / "node.yaml"
     path.write_text(text)

@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.config.nodes import Table, parse
 from llamasup.errors import ServerFailed
 from llamasup.fleet import node_process
 from llamasup.fleet.node_config import node_config
@@ -23,19 +22,28 @@ from llamasup.fleet.secret_file import VARIABLE
 from llamasup.testing.fake_server import install
 from llamasup.testing.tiny import tiny_decoder
 from tests.async_tests import async_test
+from tests.fleet.test_node_config import tree_of
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 SECRET = "s" * 40
 
 
-def spec_in(folder: Path, *fakes: str, model: str = "tiny.gguf") -> NodeSpec:
+def spec_in(
+    folder: Path, *fakes: str, model: str = "tiny.gguf", sleeps_after_s: float | None = None
+) -> NodeSpec:
     (folder / "tiny.gguf").write_bytes(tiny_decoder())
     runtime = install(folder / "llama-server", *fakes)
-    written, _ = parse(f"runtime: {runtime}\nmodels: {{tiny: {{path: {model}}}}}".encode(), "c.yaml", 0)
-    assert isinstance(written, Table)
+    written = tree_of(f"runtime: {runtime}\nmodels: {{tiny: {{path: {model}}}}}")
     source = str(folder / model)
-    config = node_config(written, folder=str(folder), model="tiny", source=source, aliases=())
+    config = node_config(
+        written,
+        folder=str(folder),
+        model="tiny",
+        source=source,
+        aliases=(),
+        sleeps_after_s=sleeps_after_s,
+    )
     return NodeSpec("tiny", config, SECRET)
 
 
@@ -71,6 +79,19 @@ async def test_node_serves_over_tls_with_the_keys_of_the_fleet_and_leaves_nothin
             assert (await stranger.get("/v1/models")).status_code == 401
     assert process.exit_code is not None
     assert os.listdir(folder_of_nodes) == []  # noqa: PTH208 - in an async function
+
+
+@async_test
+async def test_idle_node_unloads_its_model_and_wakes(tmp_path: Path) -> None:
+    async with node_of(spec_in(tmp_path, sleeps_after_s=1.0)) as process, asyncio.timeout(PATIENCE_S):
+        awake = await process.load()
+        for is_asleep in (True, False, True):
+            while (load := await process.load()).asleep is not is_asleep:  # noqa: ASYNC110 - asks a process
+                await asyncio.sleep(0.05)
+            assert load.slots == awake.slots, "known from before"
+            await process.check()
+            if is_asleep:
+                await process.wake()
 
 
 @async_test

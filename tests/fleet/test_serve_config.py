@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,21 @@ import yaml
 
 import llamasup.fleet
 from llamasup.errors import ConfigInvalid
-from llamasup.fleet.messages import POLL_PATH, SIGNATURE, ListedModel, NodeReport, Poll, Snapshot
+from llamasup.fleet.directory_table import ROOM_AFTER_S
+from llamasup.fleet.messages import (
+    POLL_PATH,
+    SIGNATURE,
+    ListedModel,
+    NodeLoad,
+    NodeReport,
+    Poll,
+    Snapshot,
+)
 from llamasup.fleet.secret import directory_key, is_signed
 from llamasup.fleet.secret_file import VARIABLE
 from llamasup.testing.tiny import tiny_decoder
 from tests.async_tests import async_test
+from tests.fleet.played_serve import application, deployment
 from tests.paths import ROOT
 
 pytestmark = [
@@ -72,6 +83,20 @@ def test_version_changes_only_with_what_concerns_the_model(tmp_path: Path) -> No
     a, b, directory = versions(models=changed)
     assert a != before[0]
     assert [b, directory] == before[1:]
+
+
+def test_model_that_sleeps_is_unloaded_by_its_node_and_its_last_replica_stays(tmp_path: Path) -> None:
+    own = {"a": {**GIVEN, "when_idle": "end"}, "b": GIVEN}
+    path = written(tmp_path, fleet={"when_idle": "sleep", "idle_after": "90s", "models": own})
+    found = deployments_of(path)
+    ttls, kinds = [], []
+    for name in ("model-a", "model-b"):
+        (spec,) = found[name].init_args
+        node = yaml.safe_load(msgspec.json.decode(spec)["config"])
+        ttls.append(node["models"][name.removeprefix("model-")]["ttl"])
+        policy = found[name]._deployment_config.autoscaling_config.policy
+        kinds.append(policy.policy_kwargs["sleeps"])
+    assert (ttls, kinds) == (["never", 90], [False, True])
 
 
 def test_model_without_its_needs_is_refused_where_serve_builds(tmp_path: Path) -> None:
@@ -131,6 +156,16 @@ def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_serve
 # --- the directory, without Serve around it ----------------------------------------------------------
 
 
+async def directory_of(*models: str, **handles: Any) -> Any:
+    """It looks at Serve only when the test calls ``_note_problems``."""
+    from llamasup.fleet.application import Directory
+
+    directory: Any = Directory.__new__(Directory)
+    await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles)
+    directory._watching.cancel()
+    return directory
+
+
 async def asked(directory: Any, path: str, body: bytes = b"", key: str = "") -> Any:
     from starlette.requests import Request
 
@@ -146,10 +181,7 @@ async def asked(directory: Any, path: str, body: bytes = b"", key: str = "") -> 
 @pytest.mark.check("X4", "401")
 @async_test
 async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> None:
-    from llamasup.fleet.application import Directory
-
-    directory: Any = Directory.__new__(Directory)
-    await directory.__init__(msgspec.json.encode([ListedModel("tiny")]), SECRET, {})
+    directory = await directory_of("tiny")
     key = directory_key(SECRET)
     poll = msgspec.json.encode(Poll("front", "nonce", 0, {"tiny": 3}))
     assert (await asked(directory, "/v1/models", key=key)).status_code == 404
@@ -165,9 +197,9 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert is_signed(SECRET, "nonce", answer.body, answer.headers[SIGNATURE])
     assert [found.name for found in msgspec.json.decode(answer.body, type=Snapshot).nodes] == ["tiny@a"]
     assert await directory.report(node) == 3.0
+    assert not await directory.makes_room("tiny@a"), "it does not sleep"
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
-    directory._watching.cancel()
 
 
 class PlayedHandle:
@@ -186,23 +218,41 @@ class PlayedHandle:
 
 
 @async_test
+async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from llamasup.fleet import application as module
+
+    clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(module, "time", clock)
+    fleet = application(tiny=deployment("UPSCALING", STARTING=1))
+    played = SimpleNamespace(applications={"fleet": fleet})
+    monkeypatch.setattr("ray.serve.status", lambda: played)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
+    directory = await directory_of("tiny", "other")
+    load = NodeLoad(slots=2, asleep=True)
+    await directory.report(msgspec.json.encode(NodeReport("other@a", "https://192.0.2.1:1", "other", load)))
+    await directory._note_problems()
+    clock.now_s += ROOM_AFTER_S
+    played.applications = {}  # the controller starts again
+    await directory._note_problems()
+    assert not await directory.makes_room("other@a")
+    played.applications = {"fleet": fleet}
+    await directory._note_problems()
+    clock.now_s += ROOM_AFTER_S
+    await directory._note_problems()
+    assert await directory.makes_room("other@a")
+
+
+@async_test
 async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llamasup.fleet import application
-
-    def deployment(trigger: str, message: str = "") -> Any:
-        status = SimpleNamespace(value="UNHEALTHY" if message else "HEALTHY")
-        return SimpleNamespace(
-            status=status, status_trigger=SimpleNamespace(value=trigger), message=message, replica_states={}
-        )
-
-    deployments = {"model-tiny": deployment("AUTOSCALING")}
-    played = SimpleNamespace(applications={"fleet": SimpleNamespace(deployments=deployments)})
+    fleet = application(tiny=deployment(trigger="AUTOSCALING"))
+    played = SimpleNamespace(applications={"fleet": fleet})
     monkeypatch.setattr("ray.serve.status", lambda: played)
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
     handle = PlayedHandle()
-    directory: Any = application.Directory.__new__(application.Directory)
-    await directory.__init__(msgspec.json.encode([ListedModel("tiny")]), SECRET, {"tiny": handle})
-    directory._watching.cancel()
+    directory = await directory_of("tiny", tiny=handle)
     key = directory_key(SECRET)
 
     async def polled(number: int, waiting: int) -> Snapshot:
@@ -217,13 +267,14 @@ async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: p
     await polled(2, waiting=0)
     await directory._note_problems()
     assert handle.waiting == 1, "a start goes on when its clients give up"
-    deployments["model-tiny"] = deployment("REPLICA_STARTUP_FAILED", "No space left.")
+    failed = deployment("UNHEALTHY", "No space left.", "REPLICA_STARTUP_FAILED")
+    fleet.deployments["model-tiny"] = failed
     await directory._note_problems()
     (model,) = (await polled(3, waiting=1)).models
     assert model.problem == "its last start failed: No space left."
     await directory._note_problems()
     assert handle.waiting == 0
-    deployments["model-tiny"] = deployment("DOWNSCALE_COMPLETED")
+    fleet.deployments["model-tiny"] = deployment(trigger="DOWNSCALE_COMPLETED")
     await directory._note_problems()
     await asyncio.sleep(0)
     assert handle.waiting == 1

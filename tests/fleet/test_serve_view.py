@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from llamasup.cli.commands.fleet import shown_text
@@ -17,10 +14,12 @@ from llamasup.fleet.serve_view import (
     reason,
     route_prefix,
     serve_address,
+    starting,
     status_of,
     why_not_ready,
 )
 from llamasup.settings.sections import Fleet
+from tests.fleet.played_serve import application, deployment
 
 
 @pytest.mark.parametrize(
@@ -151,24 +150,6 @@ def test_message_of_ray_becomes_one_line_without_a_traceback(message: str, said:
     assert reason(message) == said
 
 
-def deployment(status: str, message: str = "", trigger: str = "", **replicas: int) -> Any:
-    return SimpleNamespace(
-        status=SimpleNamespace(value=status),
-        status_trigger=SimpleNamespace(value=trigger),
-        message=message,
-        replica_states=replicas,
-    )
-
-
-def application(status: str, message: str = "", **deployments: Any) -> Any:
-    named = {deployment_name(name): value for name, value in deployments.items()}
-    return SimpleNamespace(
-        status=SimpleNamespace(value=status),
-        message=message,
-        deployments={"directory": deployment("HEALTHY", RUNNING=1), **named},
-    )
-
-
 def test_status_shows_models_and_nodes_in_our_words() -> None:
     running = application("RUNNING", **{"org/tiny": deployment("HEALTHY", RUNNING=1, STOPPING=1)})
     load = NodeLoad(slots=4, busy=3, queued=1)
@@ -210,6 +191,18 @@ def test_status_shows_models_and_nodes_in_our_words() -> None:
 
 
 NAME = {"fleet": "llamasup", "cluster": "head:6379"}
+
+
+def test_status_says_that_a_node_sleeps() -> None:
+    node = NodeReport("tiny@a", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, asleep=True))
+    shown = status_of(application(tiny=deployment(RUNNING=1)), [(node, False)])
+    assert shown["nodes"][0]["state"] == "asleep"
+    assert "asleep" in shown_text({**shown, **NAME})
+
+
+def test_replicas_that_start_are_counted_by_model() -> None:
+    found = application(**{"org/a": deployment(STARTING=2, RUNNING=1), "b": deployment(RUNNING=1)})
+    assert starting(found) == {"org/a": 2}
 
 
 def test_status_without_nodes_says_why() -> None:
@@ -255,7 +248,7 @@ def test_reason_without_a_failed_model_is_that_of_the_application() -> None:
     (problem,) = problems(waiting).values()
     again = application("DEPLOYING", tiny=deployment("UPDATING", RETRIES))
     assert problems(again) == {"tiny": Problem("its last start failed: no memory", failed=False)}
-    starting = application("DEPLOYING", tiny=deployment("UPSCALING", "Upscaling from 0 to 1 replicas."))
-    assert problems(starting) == {}
-    assert status_of(starting, None)["models"][0]["message"] is None
+    grows = application("DEPLOYING", tiny=deployment("UPSCALING", "Upscaling from 0 to 1 replicas."))
+    assert problems(grows) == {}
+    assert status_of(grows, None)["models"][0]["message"] is None
     assert (problem.reason.partition(":")[0], problem.failed) == ("no machine has been free for 30 s", False)

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import termios
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, command, llamasup
+from tests.real.nodes import Node, nodes_in
 from tests.real.test_live_requests import Reader
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
@@ -83,3 +87,42 @@ def test_request_is_chosen_and_cancelled(
         finally:
             terminal.close()
         assert running.stop() == 0
+
+
+def test_models_and_requests_of_another_node_are_shown(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    def read_long_answer(front: Node) -> None:
+        body = {"model": "tale", "prompt": "Once", "n_predict": 30_000, "ignore_eos": True, "stream": True}
+        headers = {"X-Request-Id": "the-request"}
+        with (
+            front.client as client,
+            client.stream("POST", "/completion", json=body, headers=headers) as answer,
+            suppress(httpx.RemoteProtocolError),  # a cancelled stream has no last chunk
+        ):
+            answer.read()
+
+    with nodes_in(tmp_path, runtime) as nodes, ThreadPoolExecutor(1) as reader:
+        tale = {"path": str(tiny_model), "ctx_size": 32768, "parallel": 1, "preload": True}
+        front = nodes.start("front", {}, nodes.peer(nodes.start("desk", {"tale": tale})))
+        terminal = Terminal(command("top", "--pid", str(front.process.pid)))
+        try:
+            terminal.shows(r"NAME +NODE +STATE")
+            terminal.shows(r"tale +desk +ready")
+            reading = reader.submit(read_long_answer, front)
+            terminal.shows(r"the-request +desk +tale")
+            terminal.press("j")  # down, to the model
+            terminal.press("l")
+            terminal.shows("The log is on the node desk")
+            terminal.press("k")
+            terminal.press("j")
+            terminal.press("j")  # to the request
+            terminal.press("c")
+            terminal.shows(r"Cancel the request the-request\?")
+            terminal.press("y")
+            reading.result(PATIENCE_S)
+            terminal.press("q")
+            terminal.shows(r"\x1b\[\?1049l")
+            assert terminal.end() == 0
+        finally:
+            terminal.close()

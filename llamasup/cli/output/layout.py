@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from llamasup.system.text import display_width
+from llamasup.system.text import display_width, printable
 
-__all__ = ["cut_to", "fitted_table", "hanging", "stdout_columns", "table"]
+__all__ = ["cut_to", "fitted_table", "hanging", "stdout_columns", "table", "with_nodes"]
 
 # The text of a narrower column begins on the next line instead.
 _MIN_COLUMNS = 24
@@ -68,6 +69,16 @@ def fitted_table(rows: Sequence[Sequence[str]], optional: Sequence[str], columns
         if _width(shown) <= columns:
             break
     return shown
+
+
+def with_nodes(rows: Sequence[Sequence[str]], items: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
+    """``rows`` with the column NODE, if one of the ``items`` is on another node. The first row has the
+    headings, and each other one is of an item.
+    """
+    if not any(item.get("node") for item in items):
+        return rows
+    nodes = ("NODE", *(printable(str(item.get("node") or "-")) for item in items))
+    return [(row[0], node, *row[1:]) for row, node in zip(rows, nodes, strict=True)]
 
 
 def _width(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamasup.cli.output.layout import fitted_table
+from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
 from llamasup.queueing.wait_estimate import progress_text
 from llamasup.system.text import printable
@@ -50,7 +50,7 @@ def requests_table(requests: Sequence[Request], columns: int | None = None) -> s
         )
         for request in requests
     ]
-    return fitted_table([_HEADINGS, *rows], _OPTIONAL, columns)
+    return fitted_table(with_nodes([_HEADINGS, *rows], requests), _OPTIONAL, columns)
 
 
 def ended_table(ended: Sequence[Request], columns: int | None = None) -> str:

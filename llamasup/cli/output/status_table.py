@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from llamasup.cli.output.layout import fitted_table
+from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
 from llamasup.pool.state import AWAY
 from llamasup.queueing.wait_estimate import progress_text
@@ -29,10 +29,7 @@ def models_table(models: Sequence[Model], columns: int | None = None) -> str:
     """One row for each model. A table wider than ``columns`` gets shorter names, then fewer columns."""
     now = datetime.now(UTC)
     rows = [_HEADINGS, *(_row(model, now) for model in models)]
-    if any("node" in model for model in models):
-        nodes = ["NODE", *(printable(str(model.get("node", "-"))) for model in models)]
-        rows = [(row[0], node, *row[1:]) for row, node in zip(rows, nodes, strict=True)]
-    return fitted_table(rows, _OPTIONAL, columns)
+    return fitted_table(with_nodes(rows, models), _OPTIONAL, columns)
 
 
 def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:

@@ -23,12 +23,14 @@ LOG_HELP: Final = "Esc or q back"
 
 class Row(NamedTuple):
     """A row that can be chosen. ``request``: the id of the request; empty for a model. Clients may give
-    several requests the same id: ``number`` counts them.
+    several requests the same id: ``number`` counts them. ``node``: the other node of the model, or the one
+    that works on the request.
     """
 
     model: str
     request: str = ""
     number: int = 0
+    node: str = ""
 
 
 class Line(NamedTuple):
@@ -62,13 +64,17 @@ class Quit(NamedTuple):
 
 def rows_of(status: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
     """The rows in the order of the screen. ``requests`` are sorted."""
-    rows = [Row(str(model["id"])) for model in status["models"]]
+    rows = [Row(str(model["id"]), node=_node(model)) for model in status["models"]]
     seen: Counter[str] = Counter()
     for request in requests:
         id_ = str(request["id"])
-        rows.append(Row(str(request.get("model") or ""), id_, seen[id_]))
+        rows.append(Row(str(request.get("model") or ""), id_, seen[id_], _node(request)))
         seen[id_] += 1
     return rows
+
+
+def _node(of: Mapping[str, Any]) -> str:
+    return str(of.get("node") or "")
 
 
 def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel | Quit | None]:
@@ -78,7 +84,7 @@ def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel
         return (replace(screen, log_of="") if key in ("escape", "q") else screen), None
     if screen.cancels:
         return replace(screen, cancels=""), Cancel(screen.cancels) if key == "y" else None
-    chosen = screen.chosen if screen.chosen in rows else None
+    chosen = _still_shown(screen.chosen, rows)
     match key:
         case "q":
             return screen, Quit()
@@ -90,12 +96,25 @@ def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel
             return replace(screen, cancels=chosen.request), None
         case "c":
             return replace(screen, message="Choose a request with ↑ and ↓ first."), None
+        case "l" if chosen is not None and chosen.node:
+            node = printable(chosen.node)
+            message = (
+                f"The log is on the node {node}: run `llamasup logs --url URL` with the URL of the node."
+            )
+            return replace(screen, message=message), None
         case "l" if chosen is not None and chosen.model:
             return replace(screen, log_of=chosen.model), None
         case "l":
             return replace(screen, message="Choose a model or a request with ↑ and ↓ first."), None
         case _:
             return screen, None
+
+
+def _still_shown(chosen: Row | None, rows: Sequence[Row]) -> Row | None:
+    """The row of ``chosen`` now: a request may have moved to another node."""
+    if chosen is None or chosen in rows:
+        return chosen
+    return next((row for row in rows if row.request and row[:3] == chosen[:3]), None)
 
 
 def _moved(chosen: Row | None, rows: Sequence[Row], by: int) -> Row | None:
@@ -117,9 +136,10 @@ def shown_lines(
     """The lines from top to bottom. The tables lose rows from their end if the terminal is short."""
     live = sorted_requests(requests["live"], screen.sort)
     rows = rows_of(status, live)
-    models = _marked(models_table(status["models"], columns), rows, screen.chosen)
+    chosen = _still_shown(screen.chosen, rows)
+    models = _marked(models_table(status["models"], columns), rows, chosen)
     rest = rows[len(status["models"]) :]
-    table = _marked(requests_table(live, columns), rest, screen.chosen) if live else []
+    table = _marked(requests_table(live, columns), rest, chosen) if live else []
     ended = ended_table(requests["ended"], columns).splitlines() if requests["ended"] else []
     room = lines - 5  # the title, the blank lines and the last line
     models = _window(models, max(3, room // 3) if live or ended else room)

@@ -30,7 +30,8 @@ class LivePhase(StrEnum):
 class LiveRequest(Struct, frozen=True, kw_only=True):
     """One request in flight, as the control API shows it. Contains no prompt and no key (X13).
 
-    ``key``: the name of its key; None: without one. ``client``: its address; empty for a Unix socket.
+    ``node``: the other node that works on it. ``key``: the name of its key; None: without one. ``client``:
+    its address; empty for a Unix socket.
     ``age_s``: since it arrived; ``phase_s``: since its phase began, as far as that is known. ``position``,
     ``expected_wait_s`` and ``eta_s`` (the same) are of a request that waits. ``percent`` is how much of the
     prompt is done, or of the load of its model. The token counts are those of llama-server, and None if it
@@ -47,6 +48,7 @@ class LiveRequest(Struct, frozen=True, kw_only=True):
     age_s: float
     phase_s: float | None = None
     generation: int = 0
+    node: str | None = None
     jobs: int = 1
     replayed: bool = False
     position: int | None = None
