@@ -1,37 +1,24 @@
-"""Chooses the replica for a request: the one with its beginning in a cache, unless it is much busier.
-
-Imported only for models with several replicas.
-"""
+"""Chooses the replica for a request by affinity. Imported only for models with several replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
-from msgspec import Struct
-
-from llamasup.pool.replicas.affinity import PromptMarks
+from llamasup.pool.replicas.affinity import Affinity
 from llamasup.pool.replicas.conversation import read_conversation
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["MAX_BUSIER", "MIN_FIT", "Candidate", "LoadBalancer", "choose"]
-
-MIN_FIT: Final = 0.1
-"""The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
-(--slot-prompt-similarity, b11434)."""
-MAX_BUSIER: Final = 0.5
-"""How much more of its permits the replica with the cache may use than the least busy (docs/replicas.md)."""
+__all__ = ["LoadBalancer"]
 
 
 class LoadBalancer:
     """Forgets the conversations of a generation when it closes, because its caches are gone."""
 
-    __slots__ = ("_marks", "_turns")
+    __slots__ = ("_affinity",)
 
     def __init__(self) -> None:
-        self._marks: dict[Endpoint, PromptMarks] = {}
-        self._turns = 0
+        self._affinity: Affinity[Endpoint] = Affinity()
 
     def pick(
         self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes, others: Sequence[Endpoint] = ()
@@ -40,59 +27,10 @@ class LoadBalancer:
         has its beginning.
         """
         conversation = read_conversation(body) if infers else None
+        for endpoint in (*endpoints, *others):
+            if self._affinity.add(endpoint):
+                endpoint.when_closed(partial(self._affinity.forget, endpoint))
         if others and conversation is not None:
-            matching = [each for each in others if self._marks_of(each).fit(conversation) >= MIN_FIT]
+            matching = [each for each in others if self._affinity.fits(each, conversation)]
             endpoints = (*endpoints, *matching)
-        marks = [self._marks_of(endpoint) for endpoint in endpoints]
-        chosen = choose(
-            [
-                Candidate(_load(endpoint), before.fit(conversation), before.turn)
-                for endpoint, before in zip(endpoints, marks, strict=True)
-            ]
-        )
-        self._turns += 1
-        marks[chosen].add(conversation, self._turns)
-        return endpoints[chosen]
-
-    def _marks_of(self, endpoint: Endpoint) -> PromptMarks:
-        before = self._marks.get(endpoint)
-        if before is None:
-            before = self._marks[endpoint] = PromptMarks()
-            endpoint.when_closed(partial(self._forget, endpoint))
-        return before
-
-    def _forget(self, endpoint: Endpoint) -> None:
-        del self._marks[endpoint]
-
-
-def _load(endpoint: Endpoint) -> float:
-    return endpoint.busy / endpoint.slots
-
-
-class Candidate(Struct, frozen=True):
-    """A process that can take the request. ``load``: the part of its permits that is taken."""
-
-    load: float
-    fit: float = 0.0
-    turn: int = 0
-
-
-def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> int:
-    """The index of the candidate with the longest match that is not much busier than the least busy.
-
-    Without a match the least busy, and of equal ones the least recently used: new conversations spread over
-    all caches.
-    """
-    least = min(candidate.load for candidate in candidates)
-    close = [
-        index
-        for index, candidate in enumerate(candidates)
-        if candidate.fit >= MIN_FIT and candidate.load - least <= most_busier
-    ]
-    if close:
-        return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))
-    return min(range(len(candidates)), key=lambda index: _by_load(candidates[index]))
-
-
-def _by_load(candidate: Candidate) -> tuple[float, int]:
-    return candidate.load, candidate.turn
+        return self._affinity.pick([(each, each.busy / each.slots) for each in endpoints], conversation)
