@@ -165,7 +165,11 @@ def application(status: str, message: str = "", **deployments: Any) -> Any:
     return SimpleNamespace(
         status=SimpleNamespace(value=status),
         message=message,
-        deployments={"directory": deployment("HEALTHY", RUNNING=1), **named},
+        deployments={
+            "ingress": deployment("UPDATING", message="A replica failed to start with exception."),
+            "directory": deployment("HEALTHY", RUNNING=1),
+            **named,
+        },
     )
 
 
