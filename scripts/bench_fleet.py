@@ -1,6 +1,7 @@
 """Measures a fleet on a real Ray cluster of this machine: the hop, replicas, starts, and the cache.
 
 scripts/test_fleet makes the environment: .venv-fleet/bin/python scripts/bench_fleet.py [--docs docs/fleet.md]
+One part alone takes a few minutes: … --only hop
 
 All is measured in turn, in each round, and a figure is the median of the rounds: other work on the machine
 disturbs all alike. All processes have the cores of this machine in common, so compare rows of one run only.
@@ -46,6 +47,7 @@ from tests.patience import eventually  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
 END = "<!-- end of measured -->"  # each part has marks of its own
+INGRESS_KEY = "sk-of-a-measurement"
 REPLICAS = (1, 2, 4, 8)
 SLOTS = 2
 TOKEN_MS = 20  # of the paced llama-server
@@ -159,17 +161,28 @@ async def costs(way: Way, connections: int, requests: int, streams: int, tokens:
 
 
 async def hop(rig: Rig, options: argparse.Namespace) -> str:
-    rig.fresh(fleet={"min_replicas": 1, "max_replicas": 1})
+    keys = rig.folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(INGRESS_KEY)
+    rig.fresh(fleet={"min_replicas": 1, "max_replicas": 1, "ingress": True}, auth={"api_key_file": keys.name})
     await until_serving(rig, 1)
     node = (await asyncio.to_thread(rig.status))["nodes"][0]
     secret = (rig.folder / "fleet.key").read_text().strip()
     (server,) = rig.llama_servers()
-    _, llamasup = actor_and_llamasup(server)
+    actor, llamasup = actor_and_llamasup(server)
     front = psutil.Process(rig.front.pid)
+    serve = {
+        "Serve's proxy": rig.ray_processes("ray::ProxyActor"),
+        "ingress": rig.ray_processes("ray::ServeReplica:llamasup:ingress"),
+        "replica": [actor],
+        "node": [llamasup],
+    }
     ways = {
         "to one node": Way(node["url"], node_key(secret), lambda: {"node": [llamasup]}, authority(secret)),
         "by a front": Way(rig.front_url, "any", lambda: {"front": [front], "node": [llamasup]}),
+        "by Serve's address": Way(f"http://127.0.0.1:{rig.serve_port}", INGRESS_KEY, lambda: serve),
     }
+    assert all(serve.values()), serve
     found: dict[tuple[str, str], list[Cost]] = defaultdict(list)
     for _ in range(options.rounds):
         for name, way in ways.items():

@@ -27,9 +27,8 @@ sys.path.insert(0, str(ROOT))
 from llamasup.fleet.directory_table import DirectoryTable  # noqa: E402
 from llamasup.fleet.messages import ListedModel, NodeReport, Poll  # noqa: E402
 from llamasup.fleet.scaling import replicas_for  # noqa: E402
-from llamasup.pool.replicas.affinity import PromptMarks  # noqa: E402
+from llamasup.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose  # noqa: E402
 from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
-from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 
 DOC = ROOT / "docs" / "fleet.md"

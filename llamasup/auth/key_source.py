@@ -57,10 +57,13 @@ class KeyFile:
 
     ``of``: the config key that names the file. Errors show it in place of the path, which may be an API key
     that was pasted there by mistake.
+
+    ``salt``: for the digests of its plain keys.
     """
 
-    def __init__(self, path: Path, *, of: str = "") -> None:
+    def __init__(self, path: Path, *, of: str = "", salt: bytes = PROCESS_SALT) -> None:
         self.path = path
+        self._salt = salt
         self.keys: tuple[ApiKey, ...] = ()
         self._signature: _Signature | None = None
         self._settled = False
@@ -119,7 +122,7 @@ class KeyFile:
         return True
 
     def _parsed(self, text: str) -> tuple[ApiKey, ...]:
-        lines = read_key_lines(text, str(self.path), salt=PROCESS_SALT)
+        lines = read_key_lines(text, str(self.path), salt=self._salt)
         return tuple(line.key for line in lines)
 
     def _reject(self, reason: str) -> bool:

@@ -1,7 +1,8 @@
 """Models on a Ray cluster: each replica of a Ray Serve deployment is a llamasup on its node.
 
-Ray places, starts, checks, scales and replaces the replicas. No request of a client passes through Ray: the
-fronts (``llamasup serve`` with ``fleet:``) take the addresses of the nodes from the directory.
+Ray places, starts, checks, scales and replaces the replicas. The fronts (``llamasup serve`` with ``fleet:``)
+take the addresses of the nodes from the directory, and send requests to them directly. Requests that enter at
+the address of Ray Serve pass through Ray (``ingress.py``).
 """
 
 from __future__ import annotations

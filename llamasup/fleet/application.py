@@ -1,4 +1,6 @@
-"""The Serve application: one deployment for each model, and the directory, its ingress. Imports Ray.
+"""The Serve application: one deployment for each model, and the directory. Imports Ray.
+
+Its ingress is the directory itself, or with ``fleet.ingress`` a deployment that serves clients too.
 
 Serve starts, checks, scales, updates and ends the replicas; each is one llamasup (``node_process.py``).
 """
@@ -11,19 +13,20 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import cached_property, partial
 from hmac import compare_digest
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import ray.util
 from msgspec import Struct
 from msgspec.structs import replace
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
-from ray.serve.handle import DeploymentHandle
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -31,6 +34,9 @@ from llamasup._version import __version__
 from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.directory_table import DirectoryTable
+from llamasup.fleet.ingress import Forward, Ingress, IngressSettings, ReplicaAnswer
+from llamasup.fleet.ingress_settings import refuse_without_key
+from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import (
     LEAVE_S,
     POLL_PATH,
@@ -40,13 +46,18 @@ from llamasup.fleet.messages import (
     NodeLoad,
     NodeReport,
     Poll,
+    Snapshot,
+    routing_stats,
 )
 from llamasup.fleet.node_process import NO_ANSWER, STOP_S, NodeProcess, NodeSpec
+from llamasup.fleet.node_requests import AnswerBegin, NodeRequests
+from llamasup.fleet.request_router import FORWARD, PromptRouter
 from llamasup.fleet.scaling import LOAD, MAKES_ROOM, ScaleByLoad
 from llamasup.fleet.secret import directory_key, fleet_id, signature
 from llamasup.fleet.serve_view import (
     DIRECTORY,
     FLEET_ID,
+    INGRESS,
     LAST_FAILED,
     Deployed,
     Problem,
@@ -55,6 +66,7 @@ from llamasup.fleet.serve_view import (
     problems,
     starting,
 )
+from llamasup.peers.membership import ExpectedModel
 from llamasup.settings.sections import Fleet, FleetModel
 
 __all__ = ["FleetModelSpec", "application"]
@@ -66,6 +78,12 @@ _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
 _MAX_POLL = 1 << 20  # bytes; a poll names the models that requests wait for
+_GRPC_BYTES: Final = 3 << 20  # of a body; replicas of Serve (2.60) take messages of 4 MiB
+_ONE_LOOP: Final = MappingProxyType(
+    {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+)
+"""Serve (2.60) has three loops in a replica, and each chunk would pass between them twice. The ingress needs
+one: it was half the CPU time for a chunk (scripts/bench_fleet.py)."""
 
 _log = logging.getLogger("ray.serve")
 
@@ -86,8 +104,11 @@ def application(
     models: Iterable[FleetModelSpec],
     secret: str,
     deployed: Mapping[str, Deployed] = MappingProxyType({}),
+    ingress: IngressSettings | None = None,
 ) -> serve.Application:
-    """``deployed``: what runs already, by the names of the deployments."""
+    """``deployed``: what runs already, by the names of the deployments. ``ingress``: None: clients use only
+    fronts.
+    """
     specs = {spec.node.model: spec for spec in models}
     handles = {model: _model(fleet, spec, secret, deployed) for model, spec in specs.items()}
     listed = [ListedModel(model, spec.aliases) for model, spec in specs.items()]
@@ -99,7 +120,21 @@ def application(
         user_config={FLEET_ID: fleet_id(secret)},
     )
     encoded = msgspec.json.encode(listed)
-    return _versioned(directory, deployed, encoded, secret.encode()).bind(encoded, secret, handles)
+    bound = _versioned(directory, deployed, encoded, secret.encode()).bind(encoded, secret, handles)
+    if ingress is None:
+        return bound
+    deployment = serve.deployment(IngressDeployment).options(
+        name=INGRESS,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(_ONE_LOOP)}},
+        num_replicas=1,
+        max_ongoing_requests=_ONGOING,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=fleet.drain_timeout_s + 10.0,
+        max_surge_percent=100,  # an update loses no request
+    )
+    settings = msgspec.json.encode(ingress)
+    versioned = _versioned(deployment, deployed, settings, encoded, secret.encode())
+    return versioned.bind(settings, encoded, secret, bound, handles)
 
 
 def _model(
@@ -124,6 +159,7 @@ def _model(
             },
         ),
     )
+    serve_drain_s = spec.node.drain_timeout_s if fleet.ingress else 0.0
     node = serve.deployment(Node).options(
         name=deployment_name(spec.node.model),
         ray_actor_options=dict(spec.actor_options),
@@ -131,12 +167,21 @@ def _model(
         max_ongoing_requests=_ONGOING,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
-        graceful_shutdown_timeout_s=LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
+        # First Serve waits for the requests that came through it, then the node for all others.
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=serve_drain_s + LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
+        request_router_config=_router() if fleet.ingress else RequestRouterConfig(),
         max_surge_percent=100 if fleet.surge else 0,
     )
     encoded = msgspec.json.encode(replace(spec.node, secret=secret))
     return _versioned(node, deployed, encoded).bind(encoded)
+
+
+def _router() -> RequestRouterConfig:
+    return RequestRouterConfig(
+        request_router_class=f"{PromptRouter.__module__}.{PromptRouter.__name__}",
+        request_routing_stats_period_s=_REPORT_S,
+    )
 
 
 def _versioned(
@@ -177,6 +222,15 @@ class Node:
     async def wake(self) -> None:
         """Called while requests wait for the model: Serve starts the first replica for a waiting call."""
 
+    @cached_property
+    def _requests(self) -> NodeRequests:
+        return NodeRequests(self._process.url, self._spec.secret)
+
+    async def forward(self, target: bytes, lines: bytes, body: bytes) -> AsyncIterator[AnswerBegin | bytes]:
+        """A request that entered at Serve (``NodeRequests.forward``)."""
+        async for piece in self._requests.forward(target, lines, body):
+            yield piece
+
     async def check_health(self) -> None:
         await self._process.check()
 
@@ -190,6 +244,9 @@ class Node:
         while True:
             await self._tell("starts", _ANNOUNCE_S)
             await asyncio.sleep(_ANNOUNCE_S)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return routing_stats(self._load, ended=self._process.exit_code is not None)
 
     async def _report(self) -> None:
         backlog = 0.0
@@ -219,6 +276,7 @@ class Node:
                     await self._idle()
                     cuts = False
             reporting.cancel()
+            await self._requests.aclose()
         await self._process.stop(now=cuts)
         if reporting is not None:
             await self._tell("end", 2.0)
@@ -242,9 +300,7 @@ class Node:
 
 
 class Directory:
-    """The ingress: long polls of fronts. Requests of clients are not served here: they would pass through
-    three of Ray's processes, and without the limits and keys of a front.
-    """
+    """Knows the nodes, and tells the fronts in answers to their long polls."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
@@ -310,25 +366,14 @@ class Directory:
     # --- fronts -----------------------------------------------------------------------------------------
 
     async def __call__(self, request: Request) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", "") or "")
-        if path == POLL_PATH:
-            return await self._poll(request)
+        if _is_poll(request):
+            return await _answer_poll(request, self._secret, self.poll)
         message = "This is the directory of a llamasup fleet. Send requests to a front of the fleet."
         return JSONResponse(_error(message, "not_found_error"), 404)
 
-    async def _poll(self, request: Request) -> Response:
-        given, expected = request.headers.get("authorization", ""), f"Bearer {directory_key(self._secret)}"
-        if not compare_digest(given.encode(), expected.encode()):
-            return JSONResponse(_error("The key is not that of this fleet.", "authentication_error"), 401)
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_POLL:
-                return JSONResponse(_error("The poll is too large.", "invalid_request_error"), 413)
-        try:
-            poll = msgspec.json.decode(body, type=Poll)
-        except msgspec.DecodeError as error:
-            return JSONResponse(_error(f"The poll is invalid: {error}.", "invalid_request_error"), 400)
+    async def poll(self, encoded: bytes) -> bytes:
+        """A ``Snapshot``, as soon as there is another one than the front has seen, or after a while."""
+        poll = msgspec.json.decode(encoded, type=Poll)
         if self._table.poll(poll, time.monotonic()):
             self._publish()
         self._wake()
@@ -336,12 +381,7 @@ class Directory:
             async with asyncio.timeout(POLL_S):
                 while poll.seen == self._table.version:
                     await self._news.wait()
-        answer = msgspec.json.encode(self._table.snapshot(time.monotonic()))
-        return Response(
-            answer,
-            media_type="application/json",
-            headers={SIGNATURE: signature(self._secret, poll.nonce, answer)},
-        )
+        return msgspec.json.encode(self._table.snapshot(time.monotonic()))
 
     def _wake(self) -> None:
         """Let one call wait at Serve for each model without a node that requests wait for, so that Serve
@@ -395,6 +435,110 @@ class Directory:
             if self._table.expire(time.monotonic()):
                 self._publish()
             await self._note_problems()
+
+
+class IngressDeployment:
+    """With ``fleet.ingress``: requests of clients, and the polls of fronts. For the directory, it is one more
+    front.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: bytes,
+        models: bytes,
+        secret: str,
+        directory: DeploymentHandle,
+        handles: Mapping[str, DeploymentHandle],
+    ) -> None:
+        decoded = msgspec.json.decode(settings, type=IngressSettings)
+        http = _get_global_client().http_config
+        refuse_without_key(decoded, http.host, http.port)
+        self._secret = secret
+        self._directory = directory
+        listed = msgspec.json.decode(models, type=list[ListedModel])
+        expected = tuple(ExpectedModel(model.id, model.aliases) for model in listed)
+        membership = FleetMembership("Ray Serve", secret, expected, self._ask)
+        forward = {model: _forward_to(handle) for model, handle in handles.items()}
+        self._ingress = Ingress(decoded, listed, membership, forward)
+        self._following = asyncio.get_running_loop().create_task(membership.run(), name="membership")
+
+    async def __call__(self, request: Request) -> Response:
+        if _is_poll(request):
+            return await _answer_poll(request, self._secret, self._poll)
+        return await self._ingress.answer(request)
+
+    async def _poll(self, encoded: bytes) -> bytes:
+        asking = self._directory.poll.remote(encoded)
+        try:
+            answer: bytes = await asking
+        except BaseException:
+            asking.cancel()
+            raise
+        return answer
+
+    async def _ask(self, poll: Poll) -> Snapshot:
+        try:
+            return msgspec.json.decode(await self._poll(msgspec.json.encode(poll)), type=Snapshot)
+        except Exception as error:  # Ray's handles raise many errors
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+class _Answer:
+    """A ``ReplicaAnswer`` through a Serve handle."""
+
+    def __init__(self, response: DeploymentResponseGenerator[Any]) -> None:
+        self._response = response
+
+    async def assigned(self) -> None:
+        # No public function tells it (2.60), and the first byte may come minutes later.
+        await self._response._fetch_future_result_async()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        found: AsyncIterator[Any] = self._response
+        return found
+
+    def cancel(self) -> None:
+        self._response.cancel()
+
+
+def _forward_to(handle: DeploymentHandle) -> Forward:
+    """Over gRPC, not as objects of Ray's store: that takes a third of the CPU time for a chunk, and a slow
+    client slows its replica down.
+    """
+    large = handle.options(method_name=FORWARD, stream=True)
+    small = large.options(_by_reference=False)
+
+    def forward(target: bytes, lines: bytes, body: bytes) -> ReplicaAnswer:
+        fitting = small if len(body) <= _GRPC_BYTES else large
+        return _Answer(fitting.remote(target, lines, body))
+
+    return forward
+
+
+# --- polls of fronts over HTTP -----------------------------------------------------------------------------
+
+
+def _is_poll(request: Request) -> bool:
+    path: str = request.scope["path"].removeprefix(request.scope.get("root_path", "") or "")
+    return path == POLL_PATH
+
+
+async def _answer_poll(request: Request, secret: str, poll: Callable[[bytes], Awaitable[bytes]]) -> Response:
+    given, expected = request.headers.get("authorization", ""), f"Bearer {directory_key(secret)}"
+    if not compare_digest(given.encode(), expected.encode()):
+        return JSONResponse(_error("The key is not that of this fleet.", "authentication_error"), 401)
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_POLL:
+            return JSONResponse(_error("The poll is too large.", "invalid_request_error"), 413)
+    try:
+        nonce = msgspec.json.decode(body, type=Poll).nonce
+    except msgspec.DecodeError as error:
+        return JSONResponse(_error(f"The poll is invalid: {error}.", "invalid_request_error"), 400)
+    answer = await poll(body)
+    headers = {SIGNATURE: signature(secret, nonce, answer)}
+    return Response(answer, media_type="application/json", headers=headers)
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from llamasup.config.nodes import Table, parse
 from llamasup.config.sources import find_config
 from llamasup.errors import ConfigInvalid, FleetLate, FleetUnusable, LlamasupError
 from llamasup.fleet.certificates import missing
+from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key
 from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_config import node_config
 from llamasup.fleet.node_process import STOP_S, NodeSpec
@@ -67,7 +68,9 @@ def built(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ)
     models = _models(path, config, environ, _refuse_plan)
     from llamasup.fleet.application import application
 
-    return application(fleet, models, fleet_secret(fleet, environ))
+    secret = fleet_secret(fleet, environ)
+    # Where Serve listens is known where the ingress starts; it refuses an unsafe address itself.
+    return application(fleet, models, secret, ingress=ingress_settings(config, secret, environ))
 
 
 _Needs = Callable[["ModelSpec", Config, Mapping[str, str]], PlannedNeeds]
@@ -184,8 +187,14 @@ def deploy(
     with _connected(fleet) as cluster:
         deployed = _deployed(cluster, fleet, environ)
         secret = fleet_secret(fleet, environ, create=deployed is None)
+        ingress = ingress_settings(config, secret, environ)
+        if ingress is not None:
+            refuse_without_key(ingress, *serve_address(fleet))
         _start_serve(cluster, fleet)
-        target = application(fleet, models, secret, deployed or {})
+        if ingress is not None:
+            http = cluster.client().http_config
+            refuse_without_key(ingress, http.host, http.port)
+        target = application(fleet, models, secret, deployed or {}, ingress)
         cluster.serve.run_many(
             [cluster.serve.RunTarget(target=target, name=fleet.name, route_prefix=route_prefix(fleet))],
             wait_for_ingress_deployment_creation=False,
@@ -267,7 +276,8 @@ def down(
 
 def ends_within_s(fleet: Fleet) -> float:
     """All replicas end at the same time."""
-    return fleet.drain_timeout_s + LEAVE_S + STOP_S + _RAY_S
+    drains = 2 if fleet.ingress else 1  # Serve waits for the requests of its own address first
+    return drains * fleet.drain_timeout_s + LEAVE_S + STOP_S + _RAY_S
 
 
 def _wait(holds: Callable[[], bool], timeout_s: float, pause: Callable[[float], None]) -> bool:

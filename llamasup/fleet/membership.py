@@ -1,7 +1,7 @@
 """The nodes of a fleet for a front: a ``Membership`` that polls the directory. Needs no Ray.
 
 While the directory does not answer, the front keeps the nodes that it knows: requests do not pass through the
-directory, so its end is no reason to refuse them.
+directory, so its end is no reason to refuse them. The ingress of Ray Serve is one more front.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -30,11 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class Known(Struct, frozen=True):
-    """What a front knows of the fleet."""
+    """What a front knows of the fleet. ``served``: the models with a node that takes requests."""
 
     seen: int = 0
     peers: tuple[Peer, ...] = ()
     expected: tuple[ExpectedModel, ...] = ()
+    served: frozenset[str] = frozenset()
 
 
 def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Known:
@@ -52,7 +55,15 @@ def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Know
         )
         for model in snapshot.models
     )
-    return Known(snapshot.version, tuple(sorted(peers.values(), key=lambda peer: peer.name)), expected)
+    served = {node.model for node in snapshot.nodes if not node.leaving}
+    if not snapshot.settled:
+        served |= before.served
+    return Known(
+        snapshot.version,
+        tuple(sorted(peers.values(), key=lambda peer: peer.name)),
+        expected,
+        frozenset(served),
+    )
 
 
 def _why_not_served(model: ListedModel) -> str:
@@ -62,11 +73,19 @@ def _why_not_served(model: ListedModel) -> str:
 
 class FleetMembership:
     """A ``Membership``. ``run`` polls until it is cancelled. ``models``: those of the config, which requests
-    may name before the first poll is answered.
+    may name before the first poll is answered. ``ask``: another way to the directory than HTTP; it raises
+    ValueError if the directory does not answer.
     """
 
-    def __init__(self, directory: str, secret: str, models: tuple[ExpectedModel, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: str,
+        secret: str,
+        models: tuple[ExpectedModel, ...] = (),
+        ask: Callable[[Poll], Awaitable[Snapshot]] | None = None,
+    ) -> None:
         self._directory = directory.rstrip("/")
+        self._other_way = ask
         self._secret = secret
         self._front = secrets.token_hex(8)
         self._known = Known(expected=models)
@@ -100,25 +119,37 @@ class FleetMembership:
         if self._waiting != self._reported:
             self._waiting_changed.set()
 
+    def serves(self, model: str) -> bool:
+        """Whether a node takes requests for the model with this id."""
+        return model in self._known.served
+
     # --- polling ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        if self._other_way is not None:
+            await self._follow(self._other_way)
         async with httpx.AsyncClient(timeout=POLL_S + 10.0, trust_env=False) as client:
-            while True:
-                try:
-                    await self._poll(client)
-                except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, ValueError) as error:
-                    self._note_problem(f"{type(error).__name__}: {error}".rstrip(": "))
-                    await asyncio.sleep(_RETRY_S)
-                else:
-                    self._note_problem("")
+            await self._follow(partial(self._ask, client))
 
-    async def _poll(self, client: httpx.AsyncClient) -> None:
+    async def _follow(self, ask: Callable[[Poll], Awaitable[Snapshot]]) -> NoReturn:
+        while True:
+            try:
+                await self._poll(ask)
+            except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, ValueError) as error:
+                self._note_problem(f"{type(error).__name__}: {error}".rstrip(": "))
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._note_problem("")
+
+    async def _poll(self, ask: Callable[[Poll], Awaitable[Snapshot]]) -> None:
         """One poll, which ends early to report other waiting requests."""
         self._waiting_changed.clear()
         self._reported = dict(self._waiting)
         loop = asyncio.get_running_loop()
-        asking = loop.create_task(self._ask(client), name="poll")
+        self._number += 1
+        nonce = secrets.token_hex(16)
+        poll = Poll(self._front, nonce, self._known.seen, self._reported, self._number)
+        asking = loop.create_task(_awaited(ask(poll)), name="poll")
         outdated = loop.create_task(self._report_is_outdated(loop.time()), name="outdated")
         try:
             await asyncio.wait({asking, outdated}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,10 +175,7 @@ class FleetMembership:
                 return
             self._waiting_changed.clear()
 
-    async def _ask(self, client: httpx.AsyncClient) -> Snapshot:
-        nonce = secrets.token_hex(16)
-        self._number += 1
-        poll = Poll(self._front, nonce, self._known.seen, self._reported, self._number)
+    async def _ask(self, client: httpx.AsyncClient, poll: Poll) -> Snapshot:
         headers = {
             "authorization": f"Bearer {directory_key(self._secret)}",
             "accept-encoding": "identity",
@@ -162,7 +190,7 @@ class FleetMembership:
                 content += piece
                 if len(content) > _MAX_BYTES:
                     raise ValueError(f"the answer has more than {_MAX_BYTES >> 20} MiB")
-        if not is_signed(self._secret, nonce, bytes(content), answer.headers.get(SIGNATURE, "")):
+        if not is_signed(self._secret, poll.nonce, bytes(content), answer.headers.get(SIGNATURE, "")):
             raise ValueError("the answer is not signed with the secret of the fleet")
         return msgspec.json.decode(content, type=Snapshot)
 
@@ -183,3 +211,7 @@ class FleetMembership:
         elif self.problem and not problem:
             _log.warning("The directory of the fleet at %s answers again.", self._directory)
         self.problem = problem
+
+
+async def _awaited(answer: Awaitable[Snapshot]) -> Snapshot:
+    return await answer

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 __all__ = [
     "LEAVE_S",
@@ -18,8 +21,11 @@ __all__ = [
     "NodeReport",
     "Poll",
     "Snapshot",
+    "routing_load",
+    "routing_stats",
 ]
 
+_ENDED = "ended"
 POLL_PATH = "/fleet/v1/poll"
 SIGNATURE = "x-llamasup-signature"
 POLL_S = 20.0
@@ -49,6 +55,22 @@ class NodeLoad(Struct, frozen=True):
     def demand(self) -> float:
         """How many times its slots the node would need to serve all requests at once."""
         return (self.busy + self.queued + self.waiting) / max(self.slots, 1)
+
+
+def routing_stats(load: NodeLoad, *, ended: bool) -> dict[str, Any]:
+    """What a replica reports to Serve's routers. ``ended``: its llamasup; Serve itself notices it later."""
+    return {**asdict(load), _ENDED: ended}
+
+
+def routing_load(stats: Mapping[str, Any], sent: int) -> float:
+    """The part of a replica's slots that is taken; infinite if its llamasup has ended. ``stats``: what it
+    reported last to Serve's routers (``routing_stats``); empty if nothing yet. ``sent``: the requests that
+    Serve itself has there now.
+    """
+    if stats.get(_ENDED):
+        return math.inf
+    slots, busy, queued = (int(stats.get(name, 0)) for name in ("slots", "busy", "queued"))
+    return max(sent, busy + queued) / max(slots, 1)
 
 
 class NodeReport(Struct, frozen=True):

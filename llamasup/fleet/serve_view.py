@@ -16,6 +16,7 @@ from llamasup.settings.sections import Fleet
 __all__ = [
     "DIRECTORY",
     "FLEET_ID",
+    "INGRESS",
     "LAST_FAILED",
     "Deployed",
     "Problem",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 DIRECTORY: Final = "directory"
+INGRESS: Final = "ingress"
 FLEET_ID: Final = "fleet_id"
 """The key of the directory's ``user_config`` with the id of its fleet."""
 LAST_FAILED: Final = "its last start failed: "
@@ -82,7 +84,7 @@ def serve_address(fleet: Fleet) -> tuple[str, int]:
         return "127.0.0.1", _PORT
     url = urlsplit(fleet.directory)
     if url.scheme != "http":  # https: a proxy before Serve
-        return "0.0.0.0", _PORT  # noqa: S104 - the directory checks a key, and serves nothing else
+        return "0.0.0.0", _PORT  # noqa: S104 - the directory checks a key, and so does the ingress
     host = url.hostname or ""
     return (host if is_loopback(host) else "0.0.0.0", url.port or 80)  # noqa: S104
 
@@ -148,7 +150,7 @@ def problems(application: Any) -> Mapping[str, Problem]:
     """By model; a model without a problem is left out."""
     found = {}
     for name, deployment in application.deployments.items():
-        if name == DIRECTORY:
+        if not name.startswith(_PREFIX):
             continue
         failed, message = has_failed(deployment), deployment.message
         if failed or _FAILED_START in message:
@@ -195,7 +197,7 @@ def status_of(
             "message": reason(deployment.message) or None,
         }
         for name, deployment in application.deployments.items()
-        if name != DIRECTORY
+        if name.startswith(_PREFIX)
     ]
     # Serve's own message only counts the models that it is about.
     said = "" if any(model["message"] for model in models) else reason(application.message)

@@ -28,7 +28,9 @@ __all__ = [
     "RawHeaders",
     "TraceParent",
     "error_body",
+    "error_lines",
     "error_response",
+    "pairs_of",
     "parse_authority",
     "read_head",
     "read_response_headers",
@@ -436,12 +438,25 @@ def response(
 
 
 def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", close: bool = False) -> bytes:
-    """The response for ``error``. Retry-After is in whole seconds, at least one."""
+    """The response for ``error``."""
+    lines += error_lines(error)
+    return response(error.status, error_body(error), *lines, method=method, close=close or error.close)
+
+
+def error_lines(error: HttpError) -> tuple[bytes, ...]:
+    """The header lines of ``error``. Retry-After is in whole seconds, at least one."""
+    lines: tuple[bytes, ...] = ()
     if error.retry_after_s is not None:
         lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
     if error.status == HTTPStatus.UNAUTHORIZED:
         lines += (b"WWW-Authenticate: Bearer\r\n",)
-    return response(error.status, error_body(error), *lines, method=method, close=close or error.close)
+    return lines
+
+
+def pairs_of(lines: bytes) -> RawHeaders:
+    """Header lines, each with its CRLF, as names and values. The names are in lower case."""
+    found = (line.partition(b":") for line in lines.split(b"\r\n") if line)
+    return [(name.lower(), value.strip()) for name, _, value in found]
 
 
 # A later version may have more fields after the flags; version ff and ids of zeros are invalid (§3.2.2).

@@ -392,6 +392,14 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
             "the port of directory, on all addresses unless it is a loopback one; else 127.0.0.1:8000",
         ),
     ] = None
+    ingress: Annotated[
+        bool,
+        Setting(
+            Boolean(),
+            "Serve the models at the address of Ray Serve too, for clients that use no front "
+            "(docs/fleet.md, Two ways in).",
+        ),
+    ] = False
     min_replicas: Annotated[
         int,
         Setting(Integer(0, 10_000), "The least number of replicas of each model. 0: none without requests."),

@@ -20,10 +20,14 @@ def deployment(status: str = "HEALTHY", message: str = "", trigger: str = "", **
 
 
 def application(status: str = "RUNNING", message: str = "", **models: Any) -> Any:
-    """A fleet with a directory. ``models``: their deployments."""
+    """A fleet with a directory, and an ingress that starts. ``models``: their deployments."""
     named = {deployment_name(name): value for name, value in models.items()}
     return SimpleNamespace(
         status=SimpleNamespace(value=status),
         message=message,
-        deployments={"directory": deployment(RUNNING=1), **named},
+        deployments={
+            "ingress": deployment("UPDATING", message="A replica failed to start with exception."),
+            "directory": deployment(RUNNING=1),
+            **named,
+        },
     )

@@ -62,7 +62,7 @@ class Rig:
         self._cpus = cpus
         self.places: dict[Any, int] = {}
         """The namespace of each node, counted from 1."""
-        self._serve_port = free_port()
+        self.serve_port, self.dashboard_port = free_port(), free_port()
         self._stack = ExitStack()
         # The kernel ends Ray's processes with the thread that started them, so it lives as long as the rig.
         # Ray starts a node only in the main thread.
@@ -94,7 +94,11 @@ class Rig:
         self.cluster = Cluster()
         stack.callback(self.cluster.shutdown)
         self.cluster.add_node(
-            num_cpus=0, include_dashboard=False, _system_config=system, object_store_memory=80_000_000
+            num_cpus=0,
+            include_dashboard=True,  # `serve deploy` asks it
+            dashboard_port=self.dashboard_port,
+            _system_config=system,
+            object_store_memory=80_000_000,
         )
         for _ in range(NODES):
             self.add_node()
@@ -188,7 +192,7 @@ class Rig:
         written["fleet"] = {
             "ray": self.cluster.address,
             "key_file": "fleet.key",
-            "directory": f"http://{self.host}:{self._serve_port}",
+            "directory": f"http://{self.host}:{self.serve_port}",
             "gpus": 0,
             "max_replicas": 2,
             "upscale_after": "1s",
@@ -256,12 +260,12 @@ class Rig:
             await asyncio.sleep(0.2)
 
     # --- clients
-    def client(self, port: int | None = None) -> Any:
+    def client(self, port: int | None = None, key: str = "any") -> Any:
         import openai
 
         return openai.AsyncOpenAI(
             base_url=f"http://127.0.0.1:{port or self.front_port}/v1",
-            api_key="any",
+            api_key=key,
             max_retries=0,
             timeout=PATIENCE_S * 2,
         )

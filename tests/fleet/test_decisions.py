@@ -323,3 +323,12 @@ def test_nodes_that_a_started_directory_does_not_list_yet_stay() -> None:
     after = merged(before, snapshot(FleetNode("b", "https://b", "tiny"), settled=False), SECRET, 0.0)
     assert [peer.name for peer in after.peers] == ["a", "b"]
     assert [peer.name for peer in merged(after, snapshot(), SECRET, 0.0).peers] == []
+    assert merged(before, snapshot(settled=False), SECRET, 0.0).served == {"tiny"}
+    assert merged(before, snapshot(), SECRET, 0.0).served == set()
+
+
+def test_model_whose_nodes_leave_is_not_served() -> None:
+    leaving = FleetNode("a", "https://a", "tiny", True)
+    assert merged(Known(), snapshot(leaving), SECRET, 0.0).served == set()
+    both = snapshot(leaving, FleetNode("b", "https://b", "tiny"))
+    assert merged(Known(), both, SECRET, 0.0).served == {"tiny"}

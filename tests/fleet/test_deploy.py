@@ -241,6 +241,7 @@ def test_end_waits_until_nothing_is_left(ray: PlayedRay, config: Path) -> None:
 def test_end_has_more_time_than_a_replica_may_take() -> None:
     drain_s = Fleet().drain_timeout_s
     assert deploy.ends_within_s(Fleet()) > drain_s + LEAVE_S + STOP_S
+    assert deploy.ends_within_s(Fleet(ingress=True)) > 2 * drain_s + LEAVE_S + STOP_S
 
 
 def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import llamasup.fleet
-from llamasup.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid, UnsafeBind
 from llamasup.fleet.directory_table import ROOM_AFTER_S
 from llamasup.fleet.messages import (
     POLL_PATH,
@@ -62,9 +62,11 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deployments_of(path: Path) -> Mapping[str, Any]:
-    directory = llamasup.fleet.app({"config": str(path)})._bound_deployment
+    first = llamasup.fleet.app({"config": str(path)})._bound_deployment
+    ingress = [first] if first.name == "ingress" else []
+    directory = first.init_args[3]._bound_deployment if ingress else first
     nodes = [node._bound_deployment for node in directory.init_args[2].values()]
-    return {deployment.name: deployment for deployment in (directory, *nodes)}
+    return {deployment.name: deployment for deployment in (*ingress, directory, *nodes)}
 
 
 def test_version_changes_only_with_what_concerns_the_model(tmp_path: Path) -> None:
@@ -97,6 +99,26 @@ def test_model_that_sleeps_is_unloaded_by_its_node_and_its_last_replica_stays(tm
         policy = found[name]._deployment_config.autoscaling_config.policy
         kinds.append(policy.policy_kwargs["sleeps"])
     assert (ttls, kinds) == (["never", 90], [False, True])
+
+
+def test_ingress_is_one_more_deployment_and_changes_no_replica(tmp_path: Path) -> None:
+    fleet = {"models": {"a": GIVEN, "b": GIVEN}}
+    without = deployments_of(written(tmp_path))
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text("sk-of-a-client name=client\n")
+    more: Any = {"fleet": {**fleet, "ingress": True}, "auth": {"api_key_file": "keys"}}
+    found = deployments_of(written(tmp_path, **more))
+    assert found.keys() - without.keys() == {"ingress"}
+    assert {name: found[name]._version for name in without} == {
+        name: deployment._version for name, deployment in without.items()
+    }
+    router = found["model-a"]._deployment_config.request_router_config.request_router_class
+    assert router == "llamasup.fleet.request_router.PromptRouter"
+    assert "sk-of-a-client" not in repr([found[name].init_args for name in found])
+    keys.write_text("sk-of-another-client\n")
+    changed = deployments_of(written(tmp_path, **more))
+    assert [name for name in found if found[name]._version != changed[name]._version] == ["ingress"]
 
 
 def test_model_without_its_needs_is_refused_where_serve_builds(tmp_path: Path) -> None:
@@ -200,6 +222,25 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert not await directory.makes_room("tiny@a"), "it does not sleep"
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
+
+
+@pytest.mark.check("X1", "the replica of the ingress does not start")
+@async_test
+async def test_ingress_without_keys_does_not_start_where_other_machines_reach_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from llamasup.fleet import application
+    from llamasup.fleet.ingress import IngressSettings
+
+    http = SimpleNamespace(host="0.0.0.0", port=8000)
+    monkeypatch.setattr(application, "_get_global_client", lambda: SimpleNamespace(http_config=http))
+    ingress: Any = application.IngressDeployment.__new__(application.IngressDeployment)
+    settings, models = msgspec.json.encode(IngressSettings()), msgspec.json.encode([ListedModel("tiny")])
+    with pytest.raises(UnsafeBind, match=r"0\.0\.0\.0:8000"):
+        await ingress.__init__(settings, models, SECRET, PlayedHandle(), {})
+    http.host = "127.0.0.1"
+    await ingress.__init__(settings, models, SECRET, PlayedHandle(), {})
+    ingress._following.cancel()
 
 
 class PlayedHandle:

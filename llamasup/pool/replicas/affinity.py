@@ -1,18 +1,31 @@
-"""Estimates what is in the prompt cache of a process from its earlier requests; never asks llama-server."""
+"""Chooses the process for a request: the one with its beginning in a cache, unless it is much busier (pure).
+
+What is in the prompt cache of a process is estimated from its earlier requests; llama-server is never asked.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Collection, Hashable, Sequence
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from llamasup.pool.replicas.conversation import Conversation
 
-__all__ = ["MAX_MARKS", "PromptMarks"]
+__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "Affinity", "Candidate", "PromptMarks", "choose", "homes"]
 
 MAX_MARKS: Final = 4096
 """Marks of one process, in half a megabyte: two hundred conversations of twenty messages. That is more than
 its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters).
 """
+MIN_FIT: Final = 0.1
+"""The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
+(--slot-prompt-similarity, b11434)."""
+MAX_BUSIER: Final = 0.5
+"""How much more of its permits the replica with the cache may use than the least busy (docs/replicas.md)."""
+
+_Process = TypeVar("_Process", bound=Hashable)
 
 
 class PromptMarks:
@@ -45,3 +58,92 @@ class PromptMarks:
             self._marks.move_to_end(mark)
         while len(self._marks) > MAX_MARKS:
             self._marks.popitem(last=False)
+
+
+class Candidate(Struct, frozen=True):
+    """A process that can take the request. ``load``: the part of its permits that is taken."""
+
+    load: float
+    fit: float = 0.0
+    turn: int = 0
+
+
+def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> int:
+    """The index of the candidate with the longest match that is not much busier than the least busy.
+
+    Without a match the least busy, and of equal ones the least recently used: new conversations spread over
+    all caches.
+    """
+    least = min(candidate.load for candidate in candidates)
+    close = [
+        index
+        for index, candidate in enumerate(candidates)
+        if candidate.fit >= MIN_FIT and candidate.load - least <= most_busier
+    ]
+    if close:
+        return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))
+    return min(range(len(candidates)), key=lambda index: _by_load(candidates[index]))
+
+
+def homes(fits: Sequence[float]) -> list[int]:
+    """The indices of the processes with the longest match (``Candidate.fit``); none if it is too short."""
+    best = max(fits, default=0.0)
+    return [index for index, fit in enumerate(fits) if fit == best] if best >= MIN_FIT else []
+
+
+def _by_load(candidate: Candidate) -> tuple[float, int]:
+    return candidate.load, candidate.turn
+
+
+class Affinity(Generic[_Process]):
+    """Which process had which conversations. ``forget`` one when it ends, because its caches are gone."""
+
+    __slots__ = ("_marks", "_turns")
+
+    def __init__(self) -> None:
+        self._marks: dict[_Process, PromptMarks] = {}
+        self._turns = 0
+
+    def add(self, process: _Process) -> bool:
+        """Whether the process is new."""
+        if process in self._marks:
+            return False
+        self._marks[process] = PromptMarks()
+        return True
+
+    def fits(self, process: _Process, conversation: Conversation) -> bool:
+        """Whether the cache of a process that was added has a useful part of the conversation."""
+        return self._marks[process].fit(conversation) >= MIN_FIT
+
+    @property
+    def turns(self) -> int:
+        """How many requests it has chosen a process for."""
+        return self._turns
+
+    def homes(self, processes: Sequence[_Process], conversation: Conversation | None) -> frozenset[_Process]:
+        """Those of ``processes``, which were added, with the longest useful part of it in their caches."""
+        fits = [self._marks[process].fit(conversation) for process in processes]
+        return frozenset(processes[index] for index in homes(fits))
+
+    def pick(self, loads: Sequence[tuple[_Process, float]], conversation: Conversation | None) -> _Process:
+        """``loads``: each process that can take the request, with the part of its permits that is taken. All
+        of them were added.
+        """
+        marks = [self._marks[process] for process, _ in loads]
+        chosen = choose(
+            [
+                Candidate(load, before.fit(conversation), before.turn)
+                for (_, load), before in zip(loads, marks, strict=True)
+            ]
+        )
+        self._turns += 1
+        marks[chosen].add(conversation, self._turns)
+        return loads[chosen][0]
+
+    def forget(self, process: _Process) -> None:
+        del self._marks[process]
+
+    def keep(self, processes: Collection[_Process]) -> None:
+        """Forget all others."""
+        for process in self._marks.keys() - set(processes):
+            del self._marks[process]

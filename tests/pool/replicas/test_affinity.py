@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.pool.replicas.affinity import MAX_MARKS, PromptMarks
+from llamasup.pool.replicas.affinity import (
+    MAX_BUSIER,
+    MAX_MARKS,
+    MIN_FIT,
+    Affinity,
+    Candidate,
+    PromptMarks,
+    choose,
+    homes,
+)
 from llamasup.pool.replicas.conversation import Conversation
-from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate, choose, homes
 
 
 def conversation(*marks: int, size: int = 0) -> Conversation:
@@ -83,3 +91,21 @@ def test_too_long_request_keeps_its_last_marks() -> None:
     before.add(conversation(*marks), turn=1)
     assert len(before) == MAX_MARKS
     assert before.fit(conversation(*marks)) == 1.0
+
+
+def test_conversation_returns_to_its_process_until_that_one_ends() -> None:
+    affinity: Affinity[str] = Affinity()
+    assert [affinity.add(name) for name in ("a", "b", "a")] == [True, True, False]
+    idle = [("a", 0.0), ("b", 0.0)]
+    talk = conversation(1, 2)
+    assert affinity.pick(idle, talk) == "a"
+    assert affinity.pick(idle, conversation(7, 8)) == "b", "the other one was used longer ago"
+    assert affinity.pick(idle, conversation(1, 2, 3)) == "a"
+    assert affinity.fits("a", talk)
+    assert not affinity.fits("b", talk)
+    assert affinity.pick([("a", 1.0), ("b", 0.0)], conversation(1, 2, 3, 4)) == "b", "it is much busier"
+    affinity.forget("a")
+    assert affinity.add("a")
+    affinity.keep({"a"})
+    assert affinity.add("b")
+    assert not affinity.fits("b", talk)

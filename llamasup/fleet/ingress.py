@@ -1,0 +1,326 @@
+"""Requests of clients at the address of Ray Serve: who may send them, and which model gets them.
+
+This is the ASGI part, which needs no Ray: the replicas are behind ``Forward``. docs/fleet.md (Two ways in)
+lists what only a front does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from starlette.requests import Request as AsgiRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llamasup.auth.key_limits import Keys
+from llamasup.auth.keys import ApiKey
+from llamasup.fleet.ingress_models import IngressModels, no_node, replica_ended
+from llamasup.fleet.membership import FleetMembership
+from llamasup.fleet.messages import ListedModel
+from llamasup.fleet.node_requests import AnswerBegin
+from llamasup.http.heads import Head, HttpError, Priority, error_body, error_lines, pairs_of, read_head
+from llamasup.http.requested_model import named_in_path
+from llamasup.http.routes import CONTROL
+from llamasup.http.sse import error_event
+from llamasup.models.access import ResolvedModel
+from llamasup.proxy.access_policy import PUBLIC_PATHS, AccessPolicy
+from llamasup.proxy.body_rules import judge_body
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import Limits, ProxyConfig
+from llamasup.queueing.rejections import load_queue_full, wait_timed_out
+
+__all__ = ["Forward", "Ingress", "IngressSettings", "ReplicaAnswer"]
+
+_log = logging.getLogger("ray.serve")
+
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_ERROR_EVENTS: Final = (b'data: {"error":', b"event: error\n")
+_KNOWN_S: Final = 5.0
+_TAIL_BYTES: Final = 16_384  # an error event of a node quotes some lines of a log
+_NOT_HERE = HttpError(
+    404,
+    "At the address of Ray Serve, this fleet answers only requests for models, and /v1/models",
+    "not_found_error",
+    remedy="send other requests to a front of the fleet",
+)
+_MANY_BODIES = HttpError(
+    503,
+    "the bodies of the requests that wait for a replica take as much memory as may be",
+    "unavailable_error",
+    "bodies_limit",
+    "try again shortly",
+    1.0,
+)
+
+
+class IngressSettings(Struct, frozen=True):
+    """What the config says about clients. ``keys`` are digests; if there are any, each request needs one.
+    ``hosts``: names that the Host header may have. ``insecure_no_auth``: other machines need none either.
+    """
+
+    keys: tuple[ApiKey, ...] = ()
+    hosts: tuple[str, ...] = ()
+    remote_media: tuple[str, ...] = ()
+    insecure_no_auth: bool = False
+    wait_timeout_s: float = 120.0
+    max_queued: int = 256
+
+    @property
+    def is_open(self) -> bool:
+        return not self.keys
+
+    def __repr__(self) -> str:
+        return f"<IngressSettings with {len(self.keys)} keys>"  # Ray writes arguments to logs
+
+
+class ReplicaAnswer(Protocol):
+    """The answer of a replica to one request: ``AnswerBegin``, then pieces of the body."""
+
+    async def assigned(self) -> None:
+        """Wait until a replica has the request."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    def cancel(self) -> None:
+        """End the request at the replica. May be repeated."""
+        ...
+
+
+Forward = Callable[[bytes, bytes, bytes], ReplicaAnswer]
+"""Sends a request to a replica: its target, its header lines, its body."""
+
+
+class AnswerCut(Exception):
+    """The answer is incomplete. Raised so that Serve closes the connection: its client must not take the
+    answer for a complete one.
+    """
+
+
+class Ingress:
+    """``forward``: for each model, by its id. ``limits``: those of a front, except for its connections."""
+
+    def __init__(
+        self,
+        settings: IngressSettings,
+        models: Iterable[ListedModel],
+        membership: FleetMembership,
+        forward: Mapping[str, Forward],
+        limits: Limits | None = None,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._forward = forward
+        self._limits = Limits() if limits is None else limits
+        self._models = IngressModels(models, membership.serves)
+        self._config = ProxyConfig(hosts=settings.hosts, remote_media=settings.remote_media)
+        self._keys = Keys(None, (), monotonic)
+        for key in settings.keys:
+            self._keys.mint(key)
+        self._keys.needed = not settings.is_open
+        self._access = AccessPolicy(self._config, self._keys)
+        self._waiting: Counter[str] = Counter()
+        self._held_bytes = 0
+
+    async def answer(self, request: AsgiRequest) -> Response:
+        head = _head_of(request)
+        if isinstance(head, HttpError):
+            return _refusal(head)
+        server = request.scope.get("server") or ("", None)
+        key = self._access.authorize(head, server[0])
+        if isinstance(key, HttpError):
+            return _refusal(key)
+        if key is not None and key.limits:
+            return _refusal(_limited(key))
+        if head.method in (b"GET", b"HEAD"):
+            return self._answer_read(head, key)
+        if not head.may_wait or head.route is CONTROL:
+            return _refusal(_NOT_HERE)
+        body = await self._body_of(request)
+        if isinstance(body, HttpError):
+            return _refusal(body)
+        asked = Request(head, head.request_id, keep_alive=True, key=key, body=body)
+        refusal = judge_body(asked, self._config, self._keys)
+        model = refusal or self._models.resolve(asked.requested_model, key)
+        if isinstance(model, HttpError):
+            return _refusal(model)
+        try:
+            self._held_bytes += len(body)
+            return await self._from_replica(asked, model)
+        finally:
+            self._held_bytes -= len(body)
+
+    def _answer_read(self, head: Head, key: ApiKey | None) -> Response:
+        if head.path in PUBLIC_PATHS:
+            return _json(b'{"status":"ok"}')
+        if not head.route.lists:
+            return _refusal(_NOT_HERE)
+        name = named_in_path(head.path)
+        if name is None:
+            return _json(self._models.all(key))
+        model = self._models.resolve(name, key)
+        return _refusal(model) if isinstance(model, HttpError) else _json(self._models.one(model))
+
+    async def _body_of(self, request: AsgiRequest) -> bytes | HttpError:
+        limit = self._limits.body_bytes
+        too_large = HttpError(413, f"the body is larger than {limit} bytes", cause="body_limit")
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > limit:
+            return too_large
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                self._held_bytes += len(piece)
+                if len(body) > limit:
+                    return too_large
+                is_large = len(body) > self._limits.small_body_bytes
+                if is_large and self._held_bytes > self._limits.bodies_bytes:
+                    return _MANY_BODIES
+        finally:
+            self._held_bytes -= len(body)
+        return bytes(body)
+
+    # --- the model ---------------------------------------------------------------------------------------
+
+    async def _from_replica(self, asked: Request, model: ResolvedModel) -> Response:
+        """A request for a model without a replica waits until one serves."""
+        until_s = asyncio.get_running_loop().time() + self._settings.wait_timeout_s
+        refusal = await self._until_served(model, until_s)
+        if refusal is not None:
+            return _refusal(refusal)
+        head = asked.head
+        _, target, _ = head.opening.split(b" ", 2)
+        answer = self._forward[model.id](target, _lines_for_node(asked), asked.body)
+        try:
+            # The directory may know a replica a moment before Serve does.
+            async with asyncio.timeout_at(max(until_s, asyncio.get_running_loop().time() + _KNOWN_S)):
+                await answer.assigned()
+            begin = await anext(aiter(answer))
+        except TimeoutError:
+            answer.cancel()
+            return _refusal(self._timed_out(model))
+        except Exception as error:  # Ray raises many errors: the replica has died, or is unavailable
+            _log.warning("A replica of %s did not answer: %r", model.id, error)
+            answer.cancel()
+            return _refusal(replica_ended(model))
+        except BaseException:
+            answer.cancel()
+            raise
+        return _Relayed(begin, answer, head.path, replica_ended(model))
+
+    async def _until_served(self, model: ResolvedModel, until_s: float) -> HttpError | None:
+        if self._membership.serves(model.id):
+            return None
+        if self._waiting[model.id] >= self._settings.max_queued:
+            why = no_node(model, self._membership.expected())
+            return load_queue_full(why, self._waiting[model.id]).as_error()
+        self._count_waiting(model, 1)
+        try:
+            async with asyncio.timeout_at(until_s):
+                while not self._membership.serves(model.id):
+                    await self._membership.changed()
+        except TimeoutError:
+            return self._timed_out(model)
+        finally:
+            self._count_waiting(model, -1)
+        return None
+
+    def _count_waiting(self, model: ResolvedModel, change: int) -> None:
+        self._waiting[model.id] += change
+        self._membership.wanted(model.id, self._waiting[model.id])
+
+    def _timed_out(self, model: ResolvedModel) -> HttpError:
+        why = no_node(model, self._membership.expected())
+        return wait_timed_out(why, 0, self._settings.wait_timeout_s, reachable=True).as_error()
+
+
+class _Relayed(Response):
+    """The answer of a replica. ``broken``: the error for the client if it ends early."""
+
+    def __init__(self, begin: AnswerBegin, answer: ReplicaAnswer, path: bytes, broken: HttpError) -> None:
+        super().__init__(status_code=begin.status)
+        self.raw_headers = pairs_of(begin.lines)
+        self._begin = begin
+        self._answer = answer
+        self._path = path
+        self._broken = broken
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, tail = self._answer, self._begin.piece
+        streams_events = any(
+            name == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in self.raw_headers
+        )
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            await send({"type": "http.response.body", "body": tail, "more_body": True})
+            async for piece in answer:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if streams_events:
+                    tail = piece if len(piece) >= _TAIL_BYTES else (tail + piece)[-_TAIL_BYTES:]
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:  # Ray raises many errors
+            if streams_events and _may_follow(tail):
+                event = error_event(self._path, error_body(self._broken))
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            raise AnswerCut(self._broken.message) from error
+        finally:
+            answer.cancel()
+
+
+def _may_follow(tail: bytes) -> bool:
+    """Whether an error event can follow: the stream is at the end of an event, which is not one itself."""
+    if not tail.endswith(_EVENT_ENDS):
+        return False
+    last = tail.rstrip().replace(b"\r\n", b"\n").rpartition(b"\n\n")[2]
+    return not last.startswith(_ERROR_EVENTS)
+
+
+def _head_of(request: AsgiRequest) -> Head | HttpError:
+    """Without the path of the application (``root_path``), which nodes do not know."""
+    scope = request.scope
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = raw.removeprefix(scope.get("root_path", "").encode()) or b"/"
+    query: bytes = scope.get("query_string", b"")
+    target = path + b"?" + query if query else path
+    return read_head(scope["method"].encode(), target, scope["http_version"], list(scope["headers"]))
+
+
+def _lines_for_node(asked: Request) -> bytes:
+    """The header lines of the request, without those of its client that are not for a node."""
+    _, _, lines = asked.head.opening.partition(b"\r\nHost: localhost\r\n")
+    lines += b"X-Llamasup-Node: ingress\r\n"
+    if asked.id:
+        lines += b"X-Request-Id: " + asked.id + b"\r\n"
+    if asked.priority is not Priority.NORMAL:
+        lines += b"X-Llamasup-Priority: " + asked.priority.name.lower().encode() + b"\r\n"
+    return lines
+
+
+def _limited(key: ApiKey) -> HttpError:
+    return HttpError(
+        403,
+        f"the key {key.name!r} has limits, which count only at a front of the fleet",
+        "permission_error",
+        "key_limits",
+        "use a front, or a key without rpm, concurrent and tpm",
+    )
+
+
+def _refusal(error: HttpError) -> Response:
+    response = _json(error_body(error), error.status)
+    response.raw_headers += pairs_of(b"".join(error_lines(error)))
+    return response
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json; charset=utf-8")
