@@ -42,6 +42,9 @@ _log = logging.getLogger("ray.serve")
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _ERROR_EVENTS: Final = (b'data: {"error":', b"event: error\n")
 _KNOWN_S: Final = 5.0
+_FEWEST_ASSIGNED: Final = 256
+"""How many requests may wait for Serve's choice of a replica, also with a smaller ``max_queued``: each request
+does so for a moment."""
 _TAIL_BYTES: Final = 16_384  # an error event of a node quotes some lines of a log
 _NOT_HERE = HttpError(
     404,
@@ -49,6 +52,9 @@ _NOT_HERE = HttpError(
     "not_found_error",
     remedy="send other requests to a front of the fleet",
 )
+_FOR_SERVE: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds")
+"""Serve's proxy (2.60) obeys these headers of a client: with the first, a generation goes on when its client
+has left."""
 _MANY_BODIES = HttpError(
     503,
     "the bodies of the requests that wait for a replica take as much memory as may be",
@@ -57,6 +63,7 @@ _MANY_BODIES = HttpError(
     "try again shortly",
     1.0,
 )
+_SLOW_BODY = HttpError(408, "the request's body took too long", cause="slow_request")
 
 
 class IngressSettings(Struct, frozen=True):
@@ -74,9 +81,6 @@ class IngressSettings(Struct, frozen=True):
     @property
     def is_open(self) -> bool:
         return not self.keys
-
-    def __repr__(self) -> str:
-        return f"<IngressSettings with {len(self.keys)} keys>"  # Ray writes arguments to logs
 
 
 class ReplicaAnswer(Protocol):
@@ -104,7 +108,9 @@ class AnswerCut(Exception):
 
 
 class Ingress:
-    """``forward``: for each model, by its id. ``limits``: those of a front, except for its connections."""
+    """``forward``: for each model, by its id. ``limits``: those of a front, of which only those for all bodies
+    apply: connections, and how slowly a client reads, are the concern of Serve's proxy.
+    """
 
     def __init__(
         self,
@@ -126,6 +132,7 @@ class Ingress:
         self._keys.needed = not settings.is_open
         self._access = AccessPolicy(self._config, self._keys)
         self._waiting: Counter[str] = Counter()
+        self._unassigned: Counter[str] = Counter()
         self._held_bytes = 0
 
     async def answer(self, request: AsgiRequest) -> Response:
@@ -138,6 +145,9 @@ class Ingress:
             return _refusal(key)
         if key is not None and key.limits:
             return _refusal(_limited(key))
+        for name in _FOR_SERVE:
+            if name in request.headers:
+                return _refusal(_header_for_serve(name))
         if head.method in (b"GET", b"HEAD"):
             return self._answer_read(head, key)
         if not head.may_wait or head.route is CONTROL:
@@ -173,9 +183,16 @@ class Ingress:
         announced = request.headers.get("content-length", "0")
         if announced.isdigit() and int(announced) > limit:
             return too_large
-        body = bytearray()
+        body, pieces = bytearray(), aiter(request.stream())
+        now, idle_s = asyncio.get_running_loop().time, self._limits.body_idle_s
+        began_s = now()
         try:
-            async for piece in request.stream():
+            while True:
+                average_s = began_s + idle_s + len(body) / self._limits.body_rate_bytes
+                async with asyncio.timeout_at(min(now() + idle_s, average_s)):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    break
                 body += piece
                 self._held_bytes += len(piece)
                 if len(body) > limit:
@@ -183,6 +200,8 @@ class Ingress:
                 is_large = len(body) > self._limits.small_body_bytes
                 if is_large and self._held_bytes > self._limits.bodies_bytes:
                     return _MANY_BODIES
+        except TimeoutError:
+            return _SLOW_BODY
         finally:
             self._held_bytes -= len(body)
         return bytes(body)
@@ -195,13 +214,20 @@ class Ingress:
         refusal = await self._until_served(model, until_s)
         if refusal is not None:
             return _refusal(refusal)
+        unassigned = self._unassigned[model.id]
+        if unassigned >= max(self._settings.max_queued, _FEWEST_ASSIGNED):
+            return _refusal(self._queue_full(model, unassigned))
         head = asked.head
         _, target, _ = head.opening.split(b" ", 2)
         answer = self._forward[model.id](target, _lines_for_node(asked), asked.body)
         try:
             # The directory may know a replica a moment before Serve does.
-            async with asyncio.timeout_at(max(until_s, asyncio.get_running_loop().time() + _KNOWN_S)):
-                await answer.assigned()
+            self._unassigned[model.id] += 1
+            try:
+                async with asyncio.timeout_at(max(until_s, asyncio.get_running_loop().time() + _KNOWN_S)):
+                    await answer.assigned()
+            finally:
+                self._unassigned[model.id] -= 1
             begin = await anext(aiter(answer))
         except TimeoutError:
             answer.cancel()
@@ -219,8 +245,7 @@ class Ingress:
         if self._membership.serves(model.id):
             return None
         if self._waiting[model.id] >= self._settings.max_queued:
-            why = no_node(model, self._membership.expected())
-            return load_queue_full(why, self._waiting[model.id]).as_error()
+            return self._queue_full(model, self._waiting[model.id])
         self._count_waiting(model, 1)
         try:
             async with asyncio.timeout_at(until_s):
@@ -235,6 +260,9 @@ class Ingress:
     def _count_waiting(self, model: ResolvedModel, change: int) -> None:
         self._waiting[model.id] += change
         self._membership.wanted(model.id, self._waiting[model.id])
+
+    def _queue_full(self, model: ResolvedModel, waiting: int) -> HttpError:
+        return load_queue_full(no_node(model, self._membership.expected()), waiting).as_error()
 
     def _timed_out(self, model: ResolvedModel) -> HttpError:
         why = no_node(model, self._membership.expected())
@@ -313,6 +341,15 @@ def _limited(key: ApiKey) -> HttpError:
         "permission_error",
         "key_limits",
         "use a front, or a key without rpm, concurrent and tpm",
+    )
+
+
+def _header_for_serve(name: str) -> HttpError:
+    return HttpError(
+        400,
+        f"the header {name!r} controls Ray Serve, which clients may not do",
+        cause="serve_header",
+        remedy="leave the header out",
     )
 
 

@@ -112,12 +112,16 @@ class Played:
         key: str = "alice",
         headers: Mapping[str, str] | None = None,
         root: str = "",
+        held: bool = False,
     ) -> Response:
+        """``held``: the rest of the body does not come."""
         given = {"host": "127.0.0.1:8000", "authorization": f"Bearer {key}", **(headers or {})}
         content = b'{"model": "tiny"}' if body is None else body
         pieces = [content[:1], content[1:]]
 
         async def receive() -> Any:
+            if held and len(pieces) == 1:
+                await asyncio.Event().wait()
             return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
         plain, _, query = path.partition("?")
@@ -260,6 +264,25 @@ async def test_ingress_of_ray_serve_bounds_bodies() -> None:
         many = await found.ask(body=b" " * 60)
         assert (error_of(many)["cause"], many.headers["retry-after"]) == ("bodies_limit", "1")
         assert (await found.ask()).status_code == 200, "what was refused is not counted any more"
+
+
+@pytest.mark.check("X8", "408")
+@async_test
+async def test_body_that_does_not_come_is_a_408() -> None:
+    async with played(NODE, limits=Limits(body_idle_s=0.01)) as found:
+        error = error_of(await found.ask(held=True))
+        assert (error["status"], error["cause"]) == (408, "slow_request")
+        assert found.got == []
+
+
+@async_test
+async def test_client_cannot_control_ray_serve_by_a_header() -> None:
+    async with played(NODE) as found:
+        for name in ("x-request-disconnect-disabled", "x-request-timeout-seconds"):
+            error = error_of(await found.ask(headers={name: "?1"}))
+            assert (error["status"], error["cause"]) == (400, "serve_header")
+            assert name in error["message"]
+        assert found.got == []
 
 
 # --- what a replica gets, and what its client gets -------------------------------------------------------
@@ -418,5 +441,18 @@ async def test_request_that_is_cancelled_before_its_answer_is_cancelled_at_the_r
         assert found.answer.cancelled == 1
 
 
-def test_settings_show_no_keys() -> None:
-    assert repr(IngressSettings((ALICE,))) == "<IngressSettings with 1 keys>"
+@async_test
+async def test_only_so_many_requests_wait_for_the_choice_of_a_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llamasup.fleet.ingress._FEWEST_ASSIGNED", 1)
+    async with played(NODE, max_queued=0) as found, asyncio.TaskGroup() as tasks:
+        found.answer = PlayedAnswer(assigned=False)
+        asking = tasks.create_task(found.ask())
+        while not found.got:  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0)
+        assert error_of(await found.ask())["cause"] == "waiting_room_full"
+        asking.cancel()
+        await asyncio.wait({asking})
+        found.answer = PlayedAnswer(AnswerBegin(200, JSON, b"{}"))
+        assert (await found.ask()).status_code == 200, "what was cancelled is not counted any more"
