@@ -15,6 +15,7 @@ __all__ = ["FORWARD", "PromptRouter"]
 
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""
+_CONVERSATION: Final = "_llamasup_conversation"
 
 
 class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional package
@@ -56,6 +57,11 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:
+    """Read once: Serve asks again for each attempt, and a body may have 32 MiB."""
     if pending is None or pending.metadata.call_method != FORWARD or not pending.args:
         return None
-    return read_conversation(pending.args[-1])
+    kept = vars(pending)  # it has no hash, so no weak map can have it
+    if _CONVERSATION not in kept:
+        kept[_CONVERSATION] = read_conversation(pending.args[-1])
+    found: Conversation | None = kept[_CONVERSATION]
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
+
+
+def pending_request(body: bytes, method: str = "forward") -> Any:
+    from ray.serve.request_router import PendingRequest
+
+    metadata: Any = SimpleNamespace(call_method=method)
+    return PendingRequest([b"/v1/chat/completions", b"", body], {}, metadata, future=Future())
 
 
 class Replicas:
@@ -33,11 +41,7 @@ class Replicas:
 
     async def chosen(self, *said: str, method: str = "forward") -> list[list[str]]:
         body = json.dumps({"messages": [{"role": "user", "content": words} for words in said]}).encode()
-        pending = SimpleNamespace(
-            args=[b"/v1/chat/completions", b"", body],
-            metadata=SimpleNamespace(call_method=method),
-            routing_context=SimpleNamespace(should_backoff=False),
-        )
+        pending = pending_request(body, method)
         ranks = await self.router.choose_replicas(self.known, pending)
         assert pending.routing_context.should_backoff
         return [[replica.replica_id for replica in rank] for rank in ranks]
@@ -67,6 +71,19 @@ async def test_busy_replica_loses_its_conversation_also_if_a_front_keeps_it_busy
     busy = next(replica for replica in replicas.known if replica.replica_id == first)
     busy.routing_stats = {"slots": 4, "busy": 3, "queued": 0}
     assert (await replicas.chosen(talk))[0] == [other], "a front has sent them"
+
+
+@async_test
+async def test_prompt_is_read_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamasup.fleet import request_router
+
+    read: list[bytes] = []
+    monkeypatch.setattr(request_router, "read_conversation", read.append)
+    replicas = Replicas("a", "b")
+    first, second = pending_request(b"{}"), pending_request(b"[]")
+    for pending in (first, first, second):
+        await replicas.router.choose_replicas(replicas.known, pending)
+    assert read == [b"{}", b"[]"]
 
 
 @async_test
