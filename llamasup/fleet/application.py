@@ -167,7 +167,8 @@ def _model(
         max_ongoing_requests=_ONGOING,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        # First Serve waits for the requests that came through it, then the node for all others.
+        # First Serve waits for the requests that came through it, then the node for all others. Serve (2.60)
+        # has no limit for the first wait, and kills the replica when the whole time is over.
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=serve_drain_s + LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
         request_router_config=_router() if fleet.ingress else RequestRouterConfig(),
@@ -228,8 +229,9 @@ class Node:
 
     async def forward(self, target: bytes, lines: bytes, body: bytes) -> AsyncIterator[AnswerBegin | bytes]:
         """A request that entered at Serve (``NodeRequests.forward``)."""
-        async for piece in self._requests.forward(target, lines, body):
-            yield piece
+        async with contextlib.aclosing(self._requests.forward(target, lines, body)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def check_health(self) -> None:
         await self._process.check()
@@ -265,8 +267,10 @@ class Node:
             await asyncio.sleep(_REPORT_S)
 
     async def __del__(self) -> None:
-        """Serve calls this once when the replica is to end. No request gets lost: fronts learn first that the
-        node takes no new ones, and the running ones finish while the node still answers their probes.
+        """Serve calls this once when the replica is to end, after the requests that came through Serve.
+
+        Fronts learn first that the node takes no new ones, and the running ones finish while the node still
+        answers their probes.
         """
         reporting, cuts = getattr(self, "_reporting", None), True
         if reporting is not None:
@@ -502,8 +506,8 @@ class _Answer:
 
 
 def _forward_to(handle: DeploymentHandle) -> Forward:
-    """Over gRPC, not as objects of Ray's store: that takes a third of the CPU time for a chunk, and a slow
-    client slows its replica down.
+    """Over gRPC, not as objects of Ray's store: that takes a third of the CPU time for a chunk. Serve (2.60)
+    buffers what a slow client has not read, without a limit, in the ingress and in the replica.
     """
     large = handle.options(method_name=FORWARD, stream=True)
     small = large.options(_by_reference=False)

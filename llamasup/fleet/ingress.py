@@ -43,8 +43,8 @@ _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _ERROR_EVENTS: Final = (b'data: {"error":', b"event: error\n")
 _KNOWN_S: Final = 5.0
 _FEWEST_ASSIGNED: Final = 256
-"""How many requests may wait for Serve's choice of a replica, also with a smaller ``max_queued``: each request
-does so for a moment."""
+"""How many requests may wait for Serve's choice of a replica, also with a smaller ``max_queued``: each
+request does so for a moment."""
 _TAIL_BYTES: Final = 16_384  # an error event of a node quotes some lines of a log
 _NOT_HERE = HttpError(
     404,
@@ -108,8 +108,8 @@ class AnswerCut(Exception):
 
 
 class Ingress:
-    """``forward``: for each model, by its id. ``limits``: those of a front, of which only those for all bodies
-    apply: connections, and how slowly a client reads, are the concern of Serve's proxy.
+    """``forward``: for each model, by its id. ``limits``: those of a front, of which only those of
+    bodies apply, not those for each client. Serve's proxy has the connections.
     """
 
     def __init__(

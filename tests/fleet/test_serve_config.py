@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,6 +241,28 @@ async def test_ingress_without_keys_does_not_start_where_other_machines_reach_se
     http.host = "127.0.0.1"
     await ingress.__init__(settings, models, SECRET, PlayedHandle(), {})
     ingress._following.cancel()
+
+
+@async_test
+async def test_end_of_a_call_ends_its_request_at_the_llamasup_at_once() -> None:
+    from llamasup.fleet.application import Node
+
+    ended = False
+
+    async def played(*_: bytes) -> AsyncIterator[bytes]:
+        nonlocal ended
+        try:
+            yield b"a"
+            yield b"b"
+        finally:
+            ended = True
+
+    node: Any = SimpleNamespace(_requests=SimpleNamespace(forward=played))
+    answer: Any = Node.forward(node, b"/", b"", b"")
+    assert await anext(answer) == b"a"
+    assert not ended
+    await answer.aclose()
+    assert ended
 
 
 class PlayedHandle:
