@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -112,16 +112,16 @@ class Played:
         key: str = "alice",
         headers: Mapping[str, str] | None = None,
         root: str = "",
-        held: bool = False,
+        rest: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Response:
-        """``held``: the rest of the body does not come."""
+        """``rest``: gives the next piece of a body without an end, after the first byte."""
         given = {"host": "127.0.0.1:8000", "authorization": f"Bearer {key}", **(headers or {})}
         content = b'{"model": "tiny"}' if body is None else body
         pieces = [content[:1], content[1:]]
 
         async def receive() -> Any:
-            if held and len(pieces) == 1:
-                await asyncio.Event().wait()
+            if rest is not None and len(pieces) == 1:
+                return {"type": "http.request", "body": await rest(), "more_body": True}
             return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
         plain, _, query = path.partition("?")
@@ -269,10 +269,24 @@ async def test_ingress_of_ray_serve_bounds_bodies() -> None:
 @pytest.mark.check("X8", "408")
 @async_test
 async def test_body_that_does_not_come_is_a_408() -> None:
+    async def nothing() -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
     async with played(NODE, limits=Limits(body_idle_s=0.01)) as found:
-        error = error_of(await found.ask(held=True))
+        error = error_of(await found.ask(rest=nothing))
         assert (error["status"], error["cause"]) == (408, "slow_request")
         assert found.got == []
+
+
+@async_test
+async def test_body_that_comes_byte_by_byte_is_a_408() -> None:
+    async def byte() -> bytes:
+        await asyncio.sleep(0.001)
+        return b" "
+
+    async with played(NODE, limits=Limits(body_idle_s=0.1)) as found, asyncio.timeout(PATIENCE_S):
+        assert error_of(await found.ask(rest=byte))["cause"] == "slow_request"
 
 
 @async_test
