@@ -183,7 +183,7 @@ async def directory_of(*models: str, **handles: Any) -> Any:
     from llamasup.fleet.application import Directory
 
     directory: Any = Directory.__new__(Directory)
-    await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles)
+    await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles, b"{}")
     directory._watching.cancel()
     return directory
 
@@ -220,6 +220,7 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert [found.name for found in msgspec.json.decode(answer.body, type=Snapshot).nodes] == ["tiny@a"]
     assert await directory.report(node) == 3.0
     assert not await directory.makes_room("tiny@a"), "it does not sleep"
+    assert not await directory.should_wake("tiny@a"), "it is not known how many slots it has"
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
 
