@@ -22,7 +22,7 @@ say whether a replica waits for a place or for its Python. With two cores and a 
 _ENDS_WITHIN_S: Final = 20.0  # a node that makes room begins to leave
 _FRESH_S: Final = 5.0  # a node with an older report may be gone, and cannot be asked
 _NEXT_ROUND_S: Final = 600.0
-"""How long a model waits after all sleeping nodes were asked and it got no place: it may fit on no machine."""
+"""How long a model waits after all sleeping nodes were asked in vain: it may fit on no machine."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 
@@ -132,7 +132,7 @@ class DirectoryTable:
         return self._waiting()[model] / len(self._serving(model))
 
     def should_wake(self, node: str) -> bool:
-        """Whether a sleeping node should load its model, because the awake ones of the model have too few slots.
+        """Whether a sleeping node should load its model: the awake ones of the model have too few slots.
         Without an awake one, the front sends a request that loads the model on one node.
         """
         if node not in self._nodes:
@@ -207,8 +207,8 @@ class DirectoryTable:
 
     def makes_room(self, node: str, now_s: float) -> bool:
         """Whether a sleeping node should end, because Ray has found no place for a replica since
-        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help, until each was
-        asked once.
+        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help, until each
+        was asked once.
         """
         if node in self._makes_room:
             return True
@@ -231,9 +231,7 @@ class DirectoryTable:
         """Whether a node that was asked may still end, or Ray may just be using the room of one."""
         asked_s = max(self._makes_room.values(), default=now_s - _ENDS_WITHIN_S)
         ends = self._makes_room.keys() & self._leaving & self._asleep_since_s.keys()
-        return (
-            now_s - asked_s < _ENDS_WITHIN_S or bool(ends) or now_s - self._room_made_s < ROOM_AFTER_S
-        )
+        return now_s - asked_s < _ENDS_WITHIN_S or bool(ends) or now_s - self._room_made_s < ROOM_AFTER_S
 
     def _can_make_room(self, reported_s: float) -> list[str]:
         """The sleeping nodes that could end and were not asked yet, the one that has slept longest first.

@@ -144,7 +144,9 @@ class PlayedScaling:
         makes_room: Mapping[str, float] = MappingProxyType({}),
     ) -> int:
         self._now_s += after_s
-        latest = {name: [SimpleNamespace(value=0.5), SimpleNamespace(value=v)] for name, v in makes_room.items()}
+        latest = {
+            name: [SimpleNamespace(value=0.5), SimpleNamespace(value=v)] for name, v in makes_room.items()
+        }
         context = SimpleNamespace(
             aggregated_metrics=None if loads is None else {LOAD: loads},
             raw_metrics=None if loads is None else {MAKES_ROOM: latest},
