@@ -229,7 +229,6 @@ def test_node_that_has_slept_longest_makes_room_for_a_replica_without_a_place() 
     table = with_sleeping("tiny@b", "tiny@a")
     assert table.has_sleeping
     assert asked(table, 20.0) == [], "all replicas have a place"
-    assert not table.lacks_room
     assert asked(table, 20.0, other=1) == []
     assert table.lacks_room
     assert asked(table, 19.0 + ROOM_AFTER_S, other=1) == [], "Ray may be placing it"

@@ -288,6 +288,37 @@ async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
 
 
 @async_test
+async def test_directory_with_sleeping_nodes_alone_looks_at_serve_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from llamasup.fleet import application as module
+
+    clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(module, "time", clock)
+    fleet = application(tiny=deployment(RUNNING=1))
+    looks: list[float] = []
+
+    def status() -> Any:
+        looks.append(clock.now_s)
+        return SimpleNamespace(applications={"fleet": fleet})
+
+    monkeypatch.setattr("ray.serve.status", status)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
+    directory = await directory_of("tiny", "other")
+    load = NodeLoad(slots=2, asleep=True)
+    await directory.report(msgspec.json.encode(NodeReport("other@a", "https://192.0.2.1:1", "other", load)))
+    for _ in range(8):
+        await directory._note_problems()
+        clock.now_s += 1.0
+    fleet.deployments["model-tiny"] = deployment("UPSCALING", STARTING=1)
+    for _ in range(4):
+        await directory._note_problems()
+        clock.now_s += 1.0
+    assert looks == [100.0, 105.0, 110.0, 111.0], "each second while a replica has no place"
+
+
+@async_test
 async def test_failed_model_is_not_started_until_serve_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = application(tiny=deployment(trigger="AUTOSCALING"))
     played = SimpleNamespace(applications={"fleet": fleet})
