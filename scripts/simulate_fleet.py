@@ -209,7 +209,7 @@ class Fleet:
         ]:
             replicas.remove(replica)
             self.room[replica.node] += 1
-            self.directory.end(replica.name)
+            self.directory.end(replica.name, now_s)
         waiting = len(self.queues.get(model, ()))
         loads = [replica.busy / SLOTS for replica in replicas]
         desired = max(replicas_for(loads, TARGET), 1 if waiting else 0)

@@ -73,6 +73,7 @@ __all__ = ["FleetModelSpec", "application"]
 
 _REPORT_S = 1.0
 _ANNOUNCE_S = 5.0
+_LOOK_S = 5.0
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -120,7 +121,9 @@ def application(
         user_config={FLEET_ID: fleet_id(secret)},
     )
     encoded = msgspec.json.encode(listed)
-    bound = _versioned(directory, deployed, encoded, secret.encode()).bind(encoded, secret, handles)
+    least = msgspec.json.encode({model: spec.own.min_replicas or 0 for model, spec in specs.items()})
+    versioned_directory = _versioned(directory, deployed, encoded, secret.encode(), least)
+    bound = versioned_directory.bind(encoded, secret, handles, least)
     if ingress is None:
         return bound
     deployment = serve.deployment(IngressDeployment).options(
@@ -217,6 +220,7 @@ class Node:
             raise
         finally:
             announcing.cancel()
+            await asyncio.wait({announcing})
         await self._tell("report", _REPORT_S)  # at once: requests wait
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
 
@@ -244,23 +248,24 @@ class Node:
         in which Ray finds it: this is over when the model is loaded.
         """
         while True:
-            await self._tell("starts", _ANNOUNCE_S)
-            await asyncio.sleep(_ANNOUNCE_S)
+            was_taken = await self._tell("starts", _ANNOUNCE_S)
+            await asyncio.sleep(_ANNOUNCE_S if was_taken else _REPORT_S)
 
     async def record_routing_stats(self) -> dict[str, Any]:
         return routing_stats(self._load, ended=self._process.exit_code is not None)
 
     async def _report(self) -> None:
-        backlog = 0.0
+        backlog, wakes = 0.0, False
         while True:
             with contextlib.suppress(*NO_ANSWER):
                 self._load = replace(await self._process.load(), waiting=backlog)
-                if self._load.asleep and backlog:  # fronts use the awake replicas, and these are too few
+                if wakes and self._load.asleep:
                     await self._process.wake()
             try:
                 async with asyncio.timeout(_REPORT_S * 3):
                     backlog = await self._directory.report.remote(self._encoded())
                     asks = self._load.asleep
+                    wakes = asks and backlog > 0 and await self._directory.should_wake.remote(self._name)
                     self._makes_room = asks and await self._directory.makes_room.remote(self._name)
             except Exception as error:  # Ray's handles raise many errors; the next report is soon
                 _log.warning("The directory did not take the report of %s: %r", self._name, error)
@@ -294,10 +299,13 @@ class Node:
                     return
             await asyncio.sleep(_DRAIN_POLL_S)
 
-    async def _tell(self, what: str, timeout_s: float, *more: str) -> None:
+    async def _tell(self, what: str, timeout_s: float, *more: str) -> bool:
+        """Whether the directory took it."""
         with contextlib.suppress(Exception):  # the directory may end at the same time
             async with asyncio.timeout(timeout_s):
                 await getattr(self._directory, what).remote(self._encoded(), *more)
+            return True
+        return False
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(NodeReport(self._name, self._process.url, self._spec.model, self._load))
@@ -307,7 +315,7 @@ class Directory:
     """Knows the nodes, and tells the fronts in answers to their long polls."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
+        self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle], min_replicas: bytes
     ) -> None:
         self._secret = secret
         self._handles = handles
@@ -316,10 +324,12 @@ class Directory:
             authority(secret),
             now_s=time.monotonic(),
             first_version=time.time_ns() // 1_000_000,
+            min_replicas=msgspec.json.decode(min_replicas, type=dict[str, int]),
         )
         self._news = asyncio.Event()
         self._wakes: dict[str, asyncio.Task[None]] = {}
         self._failed: set[str] = set()
+        self._look_s = 0.0  # when to look at Serve's status if it is only for sleeping nodes
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch")
 
     def reconfigure(self, _: Mapping[str, str]) -> None:
@@ -341,9 +351,13 @@ class Directory:
     async def failed(self, report: bytes, problem: str) -> None:
         """The node could not start."""
         node = msgspec.json.decode(report, type=NodeReport)
-        changes = self._table.end(node.name)
+        changes = self._table.end(node.name, time.monotonic())
         if self._table.note_problem(node.model, LAST_FAILED + problem) or changes:
             self._publish()
+
+    async def should_wake(self, node: str) -> bool:
+        """Whether this sleeping node should load its model for requests that wait at the fronts."""
+        return self._table.should_wake(node)
 
     async def makes_room(self, node: str) -> bool:
         """Whether this sleeping node should end."""
@@ -360,7 +374,8 @@ class Directory:
                     await asyncio.sleep(0.02)
 
     async def end(self, report: bytes) -> None:
-        if self._table.end(msgspec.json.decode(report, type=NodeReport).name):
+        node = msgspec.json.decode(report, type=NodeReport)
+        if self._table.end(node.name, time.monotonic()):
             self._publish()
 
     async def nodes(self) -> bytes:
@@ -413,6 +428,9 @@ class Directory:
         Also which replicas have no place yet: sleeping ones can make room.
         """
         wanted = self._wakes.keys() | self._table.wanted().keys()
+        only_sleeping = self._table.has_sleeping and not wanted and not self._table.lacks_room
+        if only_sleeping and time.monotonic() < self._look_s:
+            return
         found: Mapping[str, Problem] = {}
         replicas: Mapping[str, int] = {}
         if wanted or self._table.has_sleeping:
@@ -421,6 +439,7 @@ class Directory:
                 application = applications[serve.get_replica_context().app_name]
                 found, replicas = problems(application), starting(application)
                 self._failed = {model for model, problem in found.items() if problem.failed}
+                self._look_s = time.monotonic() + _LOOK_S
         self._table.note_starting(replicas, time.monotonic())
         for model in wanted & found.keys():
             if model in self._failed and model in self._wakes:

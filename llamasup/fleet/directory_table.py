@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeReport, Poll, Snapshot
@@ -18,15 +19,29 @@ ROOM_AFTER_S: Final = 10.0
 """How long the process of a replica may take to begin before a sleeping one makes room: Serve (2.60) does not
 say whether a replica waits for a place or for its Python. With two cores and a load of 12, Python took 4 s.
 """
-_ENDS_WITHIN_S: Final = 20.0  # a node that makes room; one of the least number of replicas does not end
+_ENDS_WITHIN_S: Final = 20.0  # a node that makes room begins to leave
+_FRESH_S: Final = 5.0  # a node with an older report may be gone, and cannot be asked
+_NEXT_ROUND_S: Final = 600.0
+"""How long a model waits after all sleeping nodes were asked in vain: it may fit on no machine."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 
 class DirectoryTable:
-    """Times are monotonic. ``version`` grows also over restarts, if ``first_version`` does."""
+    """Times are monotonic. ``version`` grows also over restarts, if ``first_version`` does.
+    ``min_replicas``: by model, where it is above 0.
+    """
 
-    def __init__(self, models: Iterable[ListedModel], ca: str, *, now_s: float, first_version: int) -> None:
+    def __init__(
+        self,
+        models: Iterable[ListedModel],
+        ca: str,
+        *,
+        now_s: float,
+        first_version: int,
+        min_replicas: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._models = {model.id: model for model in models}
+        self._min_replicas = min_replicas
         self._ca = ca
         self._settled_at_s = now_s + SETTLED_AFTER_S
         self._settled = False
@@ -35,10 +50,13 @@ class DirectoryTable:
         self._starting: dict[
             str, tuple[str, float]
         ] = {}  # nodes that load: the model, and the last sign of life
+        self._ended_s: dict[str, float] = {}  # nodes that ended lately
         self._asleep_since_s: dict[str, float] = {}
         self._unplaced_since_s: dict[str, float] = {}  # models with replicas that Ray has not placed yet
         self._makes_room: dict[str, float] = {}  # sleeping nodes that should end, and since when
         self._room_made_s = now_s
+        self._asked_for: set[str] = set()  # models for which a node was asked in this round
+        self._in_vain_s: dict[str, float] = {}  # models that a round gave no place, and when it ended
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
         self._problems: dict[str, str] = {}  # why no node starts, by the model
@@ -48,7 +66,9 @@ class DirectoryTable:
     # --- nodes --------------------------------------------------------------------------------------------
 
     def starts(self, report: NodeReport, now_s: float) -> None:
-        """Ray has placed the node, which loads its model."""
+        """Ray has placed the node, which loads its model. A later call may have overtaken this one."""
+        if report.name in self._nodes or report.name in self._ended_s:
+            return
         self._starting[report.name] = report.model, now_s
 
     def report(self, report: NodeReport, now_s: float) -> bool:
@@ -59,7 +79,9 @@ class DirectoryTable:
         if report.load.asleep:
             self._asleep_since_s.setdefault(report.name, now_s)
         else:
-            self._wakes(report.name)
+            self._asleep_since_s.pop(report.name, None)
+            if report.name not in self._leaving:
+                self._makes_room.pop(report.name, None)
         self._problems.pop(report.model, None)
         if before is not None and before[0].url == report.url:
             return False
@@ -74,27 +96,24 @@ class DirectoryTable:
         """
         self._nodes[report.name] = report, now_s
         self._leaving.add(report.name)
-        if report.name in self._makes_room:
-            self._room_made_s = now_s
         self.version += 1
 
-    def end(self, node: str) -> bool:
+    def end(self, node: str, now_s: float) -> bool:
         """The node has ended. True if the snapshot changes."""
         self._starting.pop(node, None)
+        self._ended_s[node] = now_s
         if node not in self._nodes:
             return False
-        self._forget(node)
+        self._forget(node, now_s)
         self.version += 1
         return True
 
-    def _forget(self, node: str) -> None:
+    def _forget(self, node: str, now_s: float) -> None:
         self._leaving.discard(node)
-        self._wakes(node)
-        del self._nodes[node]
-
-    def _wakes(self, node: str) -> None:
         self._asleep_since_s.pop(node, None)
-        self._makes_room.pop(node, None)
+        if self._makes_room.pop(node, None) is not None:
+            self._room_made_s = now_s
+        del self._nodes[node]
 
     def note_problem(self, model: str, problem: str) -> bool:
         """Why no node of the model starts. True if the snapshot changes."""
@@ -110,18 +129,35 @@ class DirectoryTable:
         if known is None or node in self._leaving:
             return 0.0
         model = known[0].model
-        sharing = sum(
-            report.model == model and report.name not in self._leaving for report, _ in self._nodes.values()
-        )
-        return self._waiting()[model] / sharing
+        return self._waiting()[model] / len(self._serving(model))
+
+    def should_wake(self, node: str) -> bool:
+        """Whether a sleeping node should load its model: the awake ones of the model have too few slots.
+        Without an awake one, the front sends a request that loads the model on one node.
+        """
+        if node not in self._nodes:
+            return False
+        model = self._nodes[node][0].model
+        awake = [report.load for report in self._serving(model) if not report.load.asleep]
+        requests = self._waiting()[model] + sum(load.busy + load.queued for load in awake)
+        return bool(awake) and requests > sum(load.slots for load in awake)
+
+    def _serving(self, model: str) -> list[NodeReport]:
+        """Those of the model that do not leave."""
+        return [
+            report
+            for report, _ in self._nodes.values()
+            if report.model == model and report.name not in self._leaving
+        ]
 
     def expire(self, now_s: float) -> bool:
         """Forget nodes and fronts without a sign of life. True if the snapshot changes."""
         gone = [name for name, (_, at_s) in self._nodes.items() if now_s - at_s > GONE_AFTER_S]
         for name in gone:
-            self._forget(name)
+            self._forget(name, now_s)
         for name in [n for n, (_, at_s) in self._starting.items() if now_s - at_s > GONE_AFTER_S]:
             del self._starting[name]
+        self._ended_s = {name: s for name, s in self._ended_s.items() if now_s - s <= GONE_AFTER_S}
         for front in [f for f, (_, at_s) in self._fronts.items() if now_s - at_s > _FRONT_GONE_AFTER_S]:
             del self._fronts[front]
         settles = not self._settled and now_s >= self._settled_at_s
@@ -137,6 +173,11 @@ class DirectoryTable:
     def has_sleeping(self) -> bool:
         return bool(self._asleep_since_s)
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a replica has no place yet."""
+        return bool(self._unplaced_since_s)
+
     def note_starting(self, replicas: Mapping[str, int], now_s: float) -> None:
         """``replicas``: how many of each model start, by Serve."""
         placed = Counter(model for model, _ in self._starting.values())
@@ -145,22 +186,74 @@ class DirectoryTable:
             for model, number in replicas.items()
             if number > placed[model]
         }
+        self._in_vain_s = {
+            model: ended_s
+            for model, ended_s in self._in_vain_s.items()
+            if model in self._unplaced_since_s and now_s - ended_s < _NEXT_ROUND_S
+        }
+        self._asked_for &= self._unplaced_since_s.keys()
+        self._end_rounds(now_s)
+        if not self._unplaced_since_s.keys() - self._in_vain_s.keys():
+            leaving = self._makes_room.keys() & self._leaving
+            self._makes_room = {node: self._makes_room[node] for node in leaving}
+
+    def _end_rounds(self, now_s: float) -> None:
+        if self._is_being_made(now_s):
+            return
+        candidates = self._can_make_room(now_s - GONE_AFTER_S)
+        for model in [m for m in self._asked_for if not self._for_model(m, candidates)]:
+            self._asked_for.discard(model)
+            self._in_vain_s[model] = now_s
 
     def makes_room(self, node: str, now_s: float) -> bool:
         """Whether a sleeping node should end, because Ray has found no place for a replica since
-        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help.
+        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help, until each
+        was asked once.
         """
         if node in self._makes_room:
             return True
-        asked_s = max(self._makes_room.values(), default=now_s - _ENDS_WITHIN_S)
-        since_s = max(min(self._unplaced_since_s.values(), default=now_s), self._room_made_s)
-        if now_s - asked_s < _ENDS_WITHIN_S or now_s - since_s < ROOM_AFTER_S:
+        if self._is_being_made(now_s):
             return False
-        others = {name: s for name, s in self._asleep_since_s.items() if name not in self._makes_room}
-        if node not in others or others[node] > min(others.values()):
+        candidates = self._can_make_room(now_s - _FRESH_S)
+        models = {
+            model
+            for model, since_s in self._unplaced_since_s.items()
+            if now_s - since_s >= ROOM_AFTER_S and model not in self._in_vain_s
+        }
+        first = {next(iter(self._for_model(model, candidates)), None) for model in models}
+        if node not in first:
             return False
+        self._asked_for |= {model for model in models if node in self._for_model(model, candidates)}
         self._makes_room[node] = now_s
         return True
+
+    def _is_being_made(self, now_s: float) -> bool:
+        """Whether a node that was asked may still end, or Ray may just be using the room of one."""
+        asked_s = max(self._makes_room.values(), default=now_s - _ENDS_WITHIN_S)
+        ends = self._makes_room.keys() & self._leaving & self._asleep_since_s.keys()
+        return now_s - asked_s < _ENDS_WITHIN_S or bool(ends) or now_s - self._room_made_s < ROOM_AFTER_S
+
+    def _can_make_room(self, reported_s: float) -> list[str]:
+        """The sleeping nodes that could end and were not asked yet, the one that has slept longest first.
+        ``reported_s``: the oldest last report that counts.
+        """
+        stay = Counter(
+            report.model
+            for report, _ in self._nodes.values()
+            if report.name not in self._leaving and report.name not in self._makes_room
+        )
+        found = []
+        for name, since_s in self._asleep_since_s.items():
+            report, at_s = self._nodes[name]
+            is_asked = name in self._leaving or name in self._makes_room
+            more = stay[report.model] > self._min_replicas.get(report.model, 0)
+            if more and not is_asked and at_s >= reported_s:
+                found.append((since_s, name))
+        return [name for _, name in sorted(found)]
+
+    def _for_model(self, model: str, candidates: Iterable[str]) -> list[str]:
+        """Without those of the model itself: a sleeping one can serve it."""
+        return [node for node in candidates if self._nodes[node][0].model != model]
 
     # --- fronts -------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from llamasup.settings.kinds import FilePath, Many
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.names import is_pattern
 from llamasup.settings.sections import Downloads
+from llamasup.settings.units import duration_text
 
 __all__ = ["CERTIFICATE", "KEYS", "PRIVATE_KEY", "node_config"]
 
@@ -62,7 +63,7 @@ def node_config(
         _key_of(source): _text(source),
         "aliases": Items(0, [_text(alias) for alias in aliases]),
         "preload": _plain("true"),
-        "ttl": _plain("never" if sleeps_after_s is None else f"{sleeps_after_s:g}"),
+        "ttl": _plain("never" if sleeps_after_s is None else duration_text(sleeps_after_s)),
     }
     if "defaults" in kept:
         kept["defaults"] = _absolute(kept["defaults"], ModelEntry, folder)

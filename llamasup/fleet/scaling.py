@@ -7,7 +7,7 @@ request that waits at a handle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 __all__ = ["ABSENT_S", "LOAD", "MAKES_ROOM", "ScaleByLoad", "replicas_for"]
@@ -22,6 +22,7 @@ it: it does while a start is under way. Long enough for a directory that is star
 """
 _USED: Final = "used_s"
 _ABSENT: Final = "absent_s"
+_FROM_ZERO: Final = "from_zero"  # no replica has run since the model should have none
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
@@ -54,15 +55,23 @@ class ScaleByLoad:
         desired = replicas_for(metrics.get(LOAD, {}).values(), self._target)
         now_s, state = context.current_time, context.policy_state
         if not context.target_num_replicas:
-            return desired, {}
+            return desired, {_FROM_ZERO: True}
         if desired:
             return desired, {_USED: now_s}
         used_s = state.get(_USED, now_s)
         if context.current_num_replicas:
-            stays = self._sleeps and not any(metrics.get(MAKES_ROOM, {}).values())
-            return (1 if stays or now_s < used_s + self._idle_after_s else 0), {_USED: used_s}
+            stays = not _makes_room(context) if self._sleeps else now_s < used_s + self._idle_after_s
+            return int(stays), {_USED: used_s}
         absent_s = state.get(_ABSENT, now_s)
         until_s = absent_s + ABSENT_S
-        if _USED in state:  # an update of a model that has served lately
+        if self._sleeps and _FROM_ZERO not in state:  # a sleeping replica is replaced
+            until_s = max(until_s, absent_s + self._idle_after_s)
+        elif _USED in state:  # an update of a model that has served lately
             until_s = max(until_s, used_s + self._idle_after_s)
         return (context.target_num_replicas if now_s < until_s else 0), {**state, _ABSENT: absent_s}
+
+
+def _makes_room(context: Any) -> bool:
+    """By the latest values: a mean would end a replica after it is no longer asked."""
+    metrics: Mapping[str, Mapping[Any, Sequence[Any]]] = context.raw_metrics or {}
+    return any(series[-1].value for series in metrics.get(MAKES_ROOM, {}).values() if series)

@@ -149,6 +149,13 @@ def test_same_model_on_two_nodes_is_two_rows() -> None:
     assert (screen.log_of, "the node desk" in screen.message) == ("", True)
 
 
+def test_log_of_a_node_of_a_fleet_is_in_the_log_of_ray() -> None:
+    row = Row("tiny", node="tiny@x1")
+    screen, _ = press(Screen(chosen=row), "l", [row])
+    assert "tiny@x1 is in Ray's log" in screen.message
+    assert "--url" not in screen.message
+
+
 def test_chosen_request_stays_chosen_when_it_moves_to_another_node() -> None:
     screen = Screen(chosen=Row("tiny", "a"))
     live = [request("a", node="desk")]

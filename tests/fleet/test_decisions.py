@@ -100,7 +100,30 @@ def test_last_replica_of_a_model_that_sleeps_stays_until_it_makes_room() -> None
     assert played.asked({"a": 0.0}, current=1, target=1, after_s=3600.0) == 1
     assert played.asked({"a": 0.0, "b": 0.0}, current=2, target=2, makes_room={"a": 0.0}) == 1
     assert played.asked({"a": 0.5}, current=1, target=1, makes_room={"a": 1.0}) == 1, "a request came"
-    assert played.asked({"a": 0.0}, current=1, target=1, after_s=60.0, makes_room={"a": 0.2}) == 0
+    assert played.asked({"a": 0.0}, current=1, target=1, makes_room={"a": 1.0}) == 0
+
+
+def test_sleeping_replica_makes_room_also_after_a_restart_of_the_controller() -> None:
+    played = PlayedScaling(idle_after_s=600.0, sleeps=True)
+    assert played.asked({"a": 0.0}, current=1, target=1, makes_room={"a": 1.0}) == 0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_replacement_of_a_sleeping_replica_has_the_time_to_load(restarts: bool) -> None:
+    """After a restart, the controller does not know that there was one."""
+    played = PlayedScaling(idle_after_s=600.0, sleeps=True)
+    if not restarts:
+        assert played.asked({"a": 0.0}, current=1, target=1) == 1
+    assert played.asked({}, current=0, target=1, after_s=3600.0) == 1
+    assert played.asked({}, current=0, target=1, after_s=ABSENT_S + 1.0) == 1
+    assert played.asked({}, current=0, target=1, after_s=600.0 - ABSENT_S - 1.0) == 0
+
+
+def test_start_from_zero_that_has_failed_is_given_up_also_if_the_model_sleeps() -> None:
+    played = PlayedScaling(idle_after_s=600.0, sleeps=True)
+    assert played.asked(None, current=0, target=0) == 0
+    assert played.asked({}, current=0, target=1) == 1
+    assert played.asked({}, current=0, target=1, after_s=ABSENT_S) == 0
 
 
 class PlayedScaling:
@@ -121,8 +144,12 @@ class PlayedScaling:
         makes_room: Mapping[str, float] = MappingProxyType({}),
     ) -> int:
         self._now_s += after_s
+        latest = {
+            name: [SimpleNamespace(value=0.5), SimpleNamespace(value=v)] for name, v in makes_room.items()
+        }
         context = SimpleNamespace(
-            aggregated_metrics=None if loads is None else {LOAD: loads, MAKES_ROOM: makes_room},
+            aggregated_metrics=None if loads is None else {LOAD: loads},
+            raw_metrics=None if loads is None else {MAKES_ROOM: latest},
             current_num_replicas=current,
             target_num_replicas=target,
             policy_state=self._state,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from llamasup.fleet.directory_table import GONE_AFTER_S, ROOM_AFTER_S, DirectoryTable
 from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeLoad, NodeReport, Poll
 
@@ -60,8 +63,8 @@ def test_leaving_node_stays_listed_until_it_has_ended() -> None:
     assert [node.leaving for node in table.snapshot(7.0).nodes] == [True]
     assert not table.report(NODE, 8.0), "its next report does not bring it back"
     assert [node.leaving for node in table.snapshot(8.0).nodes] == [True]
-    assert table.end("tiny@a")
-    assert not table.end("tiny@a")
+    assert table.end("tiny@a", 9.0)
+    assert not table.end("tiny@a", 9.0)
     assert table.snapshot(9.0).nodes == ()
 
 
@@ -108,7 +111,7 @@ def test_time_of_the_last_start_from_zero_estimates_the_next() -> None:
     poll(table, 10.0, tiny=1)
     assert table.snapshot(10.0).models[0].eta_s is None
     table.report(NODE, 14.0)
-    table.end("tiny@a")
+    table.end("tiny@a", 15.0)
     poll(table, 20.0, tiny=1)
     assert table.snapshot(21.0).models[0].eta_s == 3.0
     assert table.snapshot(30.0).models[0].eta_s is None
@@ -131,7 +134,7 @@ def test_time_of_a_start_that_failed_before_is_not_known() -> None:
     table = settled()
     poll(table, 10.0, tiny=1)
     table.report(NODE, 14.0)
-    table.end("tiny@a")
+    table.end("tiny@a", 15.0)
     table.note_problem("tiny", "The file is missing.")
     assert table.snapshot(20.0).models[0].eta_s is None
 
@@ -201,53 +204,138 @@ def asleep(name: str, model: str = "tiny") -> NodeReport:
     return NodeReport(name, "https://192.0.2.1:1", model, NodeLoad(slots=4, asleep=True))
 
 
-def with_sleeping(*nodes: str) -> DirectoryTable:
+def with_sleeping(*nodes: str, min_replicas: Mapping[str, int] = MappingProxyType({})) -> DirectoryTable:
     """They fall asleep one after another."""
-    table = settled()
+    table = DirectoryTable((TINY,), "PEM", now_s=0.0, first_version=100, min_replicas=min_replicas)
     for number, node in enumerate(nodes):
-        table.report(asleep(node), 10.0 + number)
+        table.report(asleep(node, node.partition("@")[0]), 10.0 + number)
     return table
 
 
+def asked(table: DirectoryTable, now_s: float, **starting: int) -> list[str]:
+    """The nodes that are to end, when each node has reported and the directory has looked at Serve."""
+    for report, _ in table.nodes():
+        table.report(report, now_s)
+    table.note_starting(starting, now_s)
+    return [report.name for report, _ in table.nodes() if table.makes_room(report.name, now_s)]
+
+
+def ends(table: DirectoryTable, node: str, leaves_s: float, ends_s: float) -> None:
+    table.leave(asleep(node, node.partition("@")[0]), leaves_s)
+    table.end(node, ends_s)
+
+
 def test_node_that_has_slept_longest_makes_room_for_a_replica_without_a_place() -> None:
-    table = with_sleeping("tiny@a", "tiny@b")
+    table = with_sleeping("tiny@b", "tiny@a")
     assert table.has_sleeping
-    assert not table.makes_room("tiny@a", 20.0), "all replicas have a place"
-    table.note_starting({"other": 1}, 20.0)
-    table.note_starting({"other": 1}, 22.0)
-    assert not table.makes_room("tiny@a", 19.0 + ROOM_AFTER_S), "Ray may be placing it"
-    assert not table.makes_room("tiny@b", 20.0 + ROOM_AFTER_S), "another one has slept longer"
-    assert table.makes_room("tiny@a", 20.0 + ROOM_AFTER_S)
-    assert table.makes_room("tiny@a", 21.0 + ROOM_AFTER_S)
-    assert not table.makes_room("tiny@b", 22.0 + ROOM_AFTER_S), "one is enough"
+    assert asked(table, 20.0) == [], "all replicas have a place"
+    assert asked(table, 20.0, other=1) == []
+    assert table.lacks_room
+    assert asked(table, 19.0 + ROOM_AFTER_S, other=1) == [], "Ray may be placing it"
+    assert asked(table, 20.0 + ROOM_AFTER_S, other=1) == ["tiny@b"]
+    assert asked(table, 22.0 + ROOM_AFTER_S, other=1) == ["tiny@b"], "one is enough"
 
 
 def test_next_node_makes_room_if_the_place_of_the_first_was_not_enough() -> None:
     table = with_sleeping("tiny@a", "tiny@b")
-    table.note_starting({"other": 1}, 20.0)
-    assert table.makes_room("tiny@a", 30.0)
+    assert asked(table, 20.0, other=1) == []
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    ends(table, "tiny@a", 32.0, 32.5)
+    assert asked(table, 32.0 + ROOM_AFTER_S, other=1) == [], "Ray has just got the place"
+    assert asked(table, 32.5 + ROOM_AFTER_S, other=1) == ["tiny@b"]
+
+
+def test_node_that_takes_long_to_end_keeps_its_neighbour_asleep() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    table.leave(asleep("tiny@a"), 45.0)
+    assert asked(table, 53.9, other=1) == ["tiny@a"], "it still leaves"
+    table.end("tiny@a", 54.0)
+    assert asked(table, 53.0 + ROOM_AFTER_S, other=1) == [], "Ray has just got the place"
+    assert asked(table, 64.0, other=1) == ["tiny@b"]
+
+
+def test_node_that_works_while_it_leaves_keeps_no_other_from_making_room() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
     table.leave(asleep("tiny@a"), 32.0)
-    table.end("tiny@a")
-    assert not table.makes_room("tiny@b", 31.0 + ROOM_AFTER_S), "Ray has just got the place"
-    assert table.makes_room("tiny@b", 32.0 + ROOM_AFTER_S)
+    table.report(NODE, 33.0)
+    assert asked(table, 49.0, other=1) == ["tiny@a"]
+    assert asked(table, 50.0, other=1) == ["tiny@a", "tiny@b"]
 
 
-def test_node_that_does_not_end_keeps_no_other_from_making_room() -> None:
-    """It may be one of the least number of replicas."""
+def test_node_that_does_not_begin_to_leave_keeps_no_other_from_making_room() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    assert asked(table, 45.0, other=1) == ["tiny@a"]
+    assert asked(table, 50.0, other=1) == ["tiny@a", "tiny@b"]
+
+
+def test_no_node_makes_room_any_more_once_each_replica_has_a_place() -> None:
+    table = with_sleeping("tiny@a", "tiny@b", "tiny@c")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    assert asked(table, 50.0, other=1) == ["tiny@a", "tiny@b"]
+    table.leave(asleep("tiny@b"), 51.0)
+    assert asked(table, 52.0) == ["tiny@b"], "it leaves already"
+
+
+def test_only_a_node_above_the_least_number_of_its_model_makes_room() -> None:
+    table = with_sleeping("kept@a", "tiny@a", "tiny@b", min_replicas={"kept": 1, "tiny": 1})
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    assert asked(table, 49.0, other=1) == ["tiny@a"]
+    ends(table, "tiny@a", 49.0, 49.5)
+    assert asked(table, 60.0, other=1) == [], "the last one of its model stays"
+
+
+def test_node_without_a_late_report_is_not_waited_for() -> None:
     table = with_sleeping("tiny@a", "tiny@b")
     table.note_starting({"other": 1}, 20.0)
-    assert table.makes_room("tiny@a", 30.0)
-    assert not table.makes_room("tiny@b", 45.0)
-    assert table.makes_room("tiny@b", 50.0)
+    table.report(asleep("tiny@b"), 30.0)
+    assert table.makes_room("tiny@b", 30.0)
+
+
+def test_replica_of_a_model_that_sleeps_ends_no_replica_of_it() -> None:
+    table = with_sleeping("tiny@a", "other@a")
+    asked(table, 20.0, tiny=1)
+    assert asked(table, 30.0, tiny=1) == ["other@a"]
+
+
+def test_replica_that_fits_nowhere_ends_each_sleeping_node_once() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    ends(table, "tiny@a", 31.0, 32.0)
+    assert asked(table, 42.0, other=1) == ["tiny@b"]
+    ends(table, "tiny@b", 43.0, 44.0)
+    assert asked(table, 54.0, other=1) == []
+    table.report(asleep("tiny@c"), 60.0)
+    assert asked(table, 90.0, other=1) == [], "the round is over"
+    assert asked(table, 91.0, other=1, third=1) == []
+    assert asked(table, 101.0, other=1, third=1) == ["tiny@c"], "another model needs room"
+    assert asked(table, 653.9, other=1) == []
+    assert asked(table, 654.0, other=1) == ["tiny@c"], "the next round"
+
+
+def test_round_that_ends_asks_no_node_any_more() -> None:
+    table = with_sleeping("tiny@a")
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
+    assert asked(table, 49.0, other=1) == ["tiny@a"]
+    assert asked(table, 50.0, other=1) == [], "it does not end, and no other can"
 
 
 def test_replica_that_loads_has_its_place() -> None:
     table = with_sleeping("tiny@a")
     table.starts(NodeReport("other@x", "", "other"), 19.0)
-    table.note_starting({"other": 1}, 20.0)
-    assert not table.makes_room("tiny@a", 60.0)
-    table.note_starting({"other": 2}, 61.0)
-    assert table.makes_room("tiny@a", 61.0 + ROOM_AFTER_S)
+    assert asked(table, 20.0, other=1) == []
+    assert asked(table, 60.0, other=1) == []
+    assert asked(table, 61.0, other=2) == []
+    assert asked(table, 61.0 + ROOM_AFTER_S, other=2) == ["tiny@a"]
 
 
 def test_replica_that_starts_and_dies_is_without_a_place_again() -> None:
@@ -255,27 +343,52 @@ def test_replica_that_starts_and_dies_is_without_a_place_again() -> None:
         table = with_sleeping("tiny@a")
         table.starts(NodeReport("other@x", "", "other"), 19.0)
         if died:
-            assert not table.end("other@x"), "no front knows it"
+            assert not table.end("other@x", 19.1), "no front knows it"
         else:
             table.report(asleep("tiny@a"), 19.1 + GONE_AFTER_S)
             table.expire(19.1 + GONE_AFTER_S)
-        table.note_starting({"other": 1}, 60.0)
-        assert table.makes_room("tiny@a", 60.0 + ROOM_AFTER_S)
+        assert asked(table, 60.0, other=1) == []
+        assert asked(table, 60.0 + ROOM_AFTER_S, other=1) == ["tiny@a"]
+
+
+def test_word_of_a_start_that_comes_late_changes_nothing() -> None:
+    table = with_sleeping("tiny@a")
+    table.starts(NodeReport("tiny@a", "", "tiny"), 12.0)
+    assert not table.end("other@x", 13.0)
+    table.starts(NodeReport("other@x", "", "other"), 14.0)
+    assert asked(table, 20.0, tiny=1, other=1) == []
+    assert asked(table, 20.0 + ROOM_AFTER_S, tiny=1, other=1) == ["tiny@a"]
+    table.expire(14.0 + GONE_AFTER_S)
+    table.starts(NodeReport("other@x", "", "other"), 45.0)
+    assert asked(table, 46.0, other=1) == []
+    assert not table.lacks_room
 
 
 def test_node_that_wakes_makes_no_room() -> None:
     table = with_sleeping("tiny@a")
-    table.note_starting({"other": 1}, 20.0)
-    assert table.makes_room("tiny@a", 30.0)
+    asked(table, 20.0, other=1)
+    assert asked(table, 30.0, other=1) == ["tiny@a"]
     table.report(NODE, 31.0)
     assert not table.has_sleeping
-    assert not table.makes_room("tiny@a", 40.0)
-    table.note_starting({}, 41.0)
+    assert asked(table, 40.0, other=1) == []
     table.report(asleep("tiny@a"), 42.0)
-    assert not table.makes_room("tiny@a", 60.0)
+    assert asked(table, 60.0) == []
 
 
 def test_node_that_is_forgotten_sleeps_no_more() -> None:
     table = with_sleeping("tiny@a")
     assert table.expire(10.1 + GONE_AFTER_S)
     assert not table.has_sleeping
+
+
+def test_sleeping_node_wakes_if_the_awake_ones_have_too_few_slots() -> None:
+    table = with_sleeping("tiny@a", "tiny@b")
+    poll(table, 20.0, tiny=1)
+    assert not table.should_wake("tiny@a"), "the front wakes the first one"
+    assert not table.should_wake("tiny@x"), "it is not known"
+    table.report(NodeReport("tiny@b", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, busy=3)), 21.0)
+    assert not table.should_wake("tiny@a"), "one slot is free"
+    poll(table, 22.0, tiny=2)
+    assert table.should_wake("tiny@a")
+    table.leave(asleep("tiny@b"), 23.0)
+    assert not table.should_wake("tiny@a")

@@ -183,7 +183,7 @@ async def directory_of(*models: str, **handles: Any) -> Any:
     from llamasup.fleet.application import Directory
 
     directory: Any = Directory.__new__(Directory)
-    await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles)
+    await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles, b"{}")
     directory._watching.cancel()
     return directory
 
@@ -220,6 +220,7 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert [found.name for found in msgspec.json.decode(answer.body, type=Snapshot).nodes] == ["tiny@a"]
     assert await directory.report(node) == 3.0
     assert not await directory.makes_room("tiny@a"), "it does not sleep"
+    assert await directory.should_wake("tiny@a"), "three requests wait, and no slot is known"
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
 
@@ -295,17 +296,51 @@ async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
     directory = await directory_of("tiny", "other")
     load = NodeLoad(slots=2, asleep=True)
-    await directory.report(msgspec.json.encode(NodeReport("other@a", "https://192.0.2.1:1", "other", load)))
+    sleeping = msgspec.json.encode(NodeReport("other@a", "https://192.0.2.1:1", "other", load))
+    await directory.report(sleeping)
     await directory._note_problems()
     clock.now_s += ROOM_AFTER_S
     played.applications = {}  # the controller starts again
     await directory._note_problems()
+    await directory.report(sleeping)
     assert not await directory.makes_room("other@a")
     played.applications = {"fleet": fleet}
     await directory._note_problems()
     clock.now_s += ROOM_AFTER_S
     await directory._note_problems()
+    await directory.report(sleeping)
     assert await directory.makes_room("other@a")
+
+
+@async_test
+async def test_directory_with_sleeping_nodes_alone_looks_at_serve_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from llamasup.fleet import application as module
+
+    clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(module, "time", clock)
+    fleet = application(tiny=deployment(RUNNING=1))
+    looks: list[float] = []
+
+    def status() -> Any:
+        looks.append(clock.now_s)
+        return SimpleNamespace(applications={"fleet": fleet})
+
+    monkeypatch.setattr("ray.serve.status", status)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="fleet"))
+    directory = await directory_of("tiny", "other")
+    load = NodeLoad(slots=2, asleep=True)
+    await directory.report(msgspec.json.encode(NodeReport("other@a", "https://192.0.2.1:1", "other", load)))
+    for _ in range(8):
+        await directory._note_problems()
+        clock.now_s += 1.0
+    fleet.deployments["model-tiny"] = deployment("UPSCALING", STARTING=1)
+    for _ in range(4):
+        await directory._note_problems()
+        clock.now_s += 1.0
+    assert looks == [100.0, 105.0, 110.0, 111.0], "each second while a replica has no place"
 
 
 @async_test

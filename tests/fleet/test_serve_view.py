@@ -168,6 +168,7 @@ def test_status_shows_models_and_nodes_in_our_words() -> None:
                 "url": "https://192.0.2.1:1",
                 "model": "org/tiny",
                 "state": "ready",
+                "asleep": False,
                 "slots": 4,
                 "slots_busy": 3,
                 "queued": 1,
@@ -177,6 +178,7 @@ def test_status_shows_models_and_nodes_in_our_words() -> None:
                 "url": "https://192.0.2.2:1",
                 "model": "org/tiny",
                 "state": "leaving",
+                "asleep": False,
                 "slots": 0,
                 "slots_busy": 0,
                 "queued": 0,
@@ -196,8 +198,10 @@ NAME = {"fleet": "llamasup", "cluster": "head:6379"}
 def test_status_says_that_a_node_sleeps() -> None:
     node = NodeReport("tiny@a", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, asleep=True))
     shown = status_of(application(tiny=deployment(RUNNING=1)), [(node, False)])
-    assert shown["nodes"][0]["state"] == "asleep"
-    assert "asleep" in shown_text({**shown, **NAME})
+    assert (shown["nodes"][0]["state"], shown["nodes"][0]["asleep"]) == ("ready", True)
+    text = shown_text({**shown, **NAME})
+    assert "asleep" in text
+    assert "ready" not in text.partition("Nodes:")[2]
 
 
 def test_replicas_that_start_are_counted_by_model() -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.ma
 
 def states_of(rig: Rig) -> dict[str, str]:
     """Of the nodes, by their model."""
-    return {node["model"]: node["state"] for node in rig.nodes_of_fleet()}
+    return {node["model"]: "asleep" if node["asleep"] else node["state"] for node in rig.nodes_of_fleet()}
 
 
 def sleeps(rig: Rig, model: str) -> bool:

@@ -148,12 +148,16 @@ def shown_text(shown: Mapping[str, Any]) -> str:
         for model in shown["models"]
     ]
     nodes = [
-        (node["name"], node["state"], node["url"], f"{node['slots_busy']} of {node['slots']} slots busy")
+        (node["name"], _state(node), node["url"], f"{node['slots_busy']} of {node['slots']} slots busy")
         for node in shown["nodes"] or ()
     ]
     message = f": {shown['message']}" if shown["message"] else ""
     parts = [f"Fleet {_place(shown)}: {shown['application']}{message}", table(models)]
     return "\n\n".join([*parts, "Nodes:\n" + table(nodes)] if nodes else parts)
+
+
+def _state(node: Mapping[str, Any]) -> str:
+    return "asleep" if node["asleep"] and node["state"] == "ready" else str(node["state"])
 
 
 def _place(shown: Mapping[str, Any]) -> str:

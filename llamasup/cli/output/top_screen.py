@@ -97,17 +97,21 @@ def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel
         case "c":
             return replace(screen, message="Choose a request with ↑ and ↓ first."), None
         case "l" if chosen is not None and chosen.node:
-            node = printable(chosen.node)
-            message = (
-                f"The log is on the node {node}: run `llamasup logs --url URL` with the URL of the node."
-            )
-            return replace(screen, message=message), None
+            return replace(screen, message=_where_the_log_is(chosen)), None
         case "l" if chosen is not None and chosen.model:
             return replace(screen, log_of=chosen.model), None
         case "l":
             return replace(screen, message="Choose a model or a request with ↑ and ↓ first."), None
         case _:
             return screen, None
+
+
+def _where_the_log_is(row: Row) -> str:
+    """The directory of a fleet names a node MODEL@ID, and only fronts have its key."""
+    node = printable(row.node)
+    if row.node.startswith(f"{row.model}@"):
+        return f"The log of the node {node} is in Ray's log of this replica: see the dashboard of Ray."
+    return f"The log is on the node {node}: run `llamasup logs --url URL` with the URL of the node."
 
 
 def _still_shown(chosen: Row | None, rows: Sequence[Row]) -> Row | None:
