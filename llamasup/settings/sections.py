@@ -340,7 +340,7 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
     ] = None
     when_idle: Annotated[
         WhenIdle | None,
-        Setting(OneOf(get_args(WhenIdle)), "What the last replica does when it is idle.", "that of fleet"),
+        Setting(OneOf(get_args(WhenIdle)), "What its replicas do when they are idle.", "that of fleet"),
     ] = None
 
 
@@ -428,13 +428,13 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         float, Setting(Time(), "How long the load must be below the target before replicas stop.")
     ] = 120.0
     idle_after_s: Annotated[
-        float, Setting(Time(), "How long the last replica must be idle before it ends or sleeps.")
+        float, Setting(Time(), "How long a replica must be idle before the last one ends, or it sleeps.")
     ] = 600.0
     when_idle: Annotated[
         WhenIdle,
         Setting(
             OneOf(get_args(WhenIdle)),
-            "What the last replica of a model does when it is idle. end: it ends. sleep: it unloads its "
+            "What replicas do when they are idle. end: the last one ends. sleep: each unloads its "
             "model, and ends only when Ray needs the room for another replica of the fleet.",
         ),
     ] = "end"
