@@ -204,7 +204,9 @@ _RULES: tuple[_Rule, ...] = (
           "If this happens again, check for hardware errors (dmesg, nvidia-smi), or try another build.",
           _GAVE_UP, recurs=False, when_ready=True),
     # --- the workers of one model over several machines; llama-server does not say which one it lost ---
-    _rule(WORKER_LOST, r"ggml-rpc\.cpp:\d+: Remote RPC server crashed",
+    # Its logger is a thread, whose lines can tear the message of the abort apart (b11434).
+    _rule(WORKER_LOST,
+          r"Remote RPC server crashed|(?:send|recv) failed \(bytes_(?:sent|recv)=\d+, size_to_(?:send|recv)=",
           "llama-server lost one of its RPC workers.", _WORKER, _GAVE_UP, recurs=False, when_ready=True),
     _rule(WORKER_LOST,
           r"ggml-rpc\.cpp:\d+: (?:Failed to connect to|RPC handshake failed for) (?P<worker>\S+)",

@@ -78,6 +78,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "removed-flag-no-advice.made.log": ("starting", "flag_removed", True, 2, "Leave it out"),
     "rpc-worker-absent.log": ("starting", "rpc_worker_lost", False, 75, "127.0.0.1:45999"),
     "rpc-worker-killed-late-line.log": ("ready", "rpc_worker_lost", False, 75, "one of its RPC workers"),
+    "rpc-worker-killed-torn-line.made.log": ("ready", "rpc_worker_lost", False, 75, "one of its RPC workers"),
     "rpc-worker-killed.log": ("ready", "rpc_worker_lost", False, 75, "one of its RPC workers"),
     "silent.made.log": ("starting", "unknown", False, 75, "exit code 1"),
     "uncaught-exception.made.log": ("starting", "aborted", True, 75, "unordered_map::at"),
