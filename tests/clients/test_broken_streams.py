@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,9 +24,6 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),  # of litellm's classes
     pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
-    # litellm and langchain leave the socket of a stream that broke to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.usefixtures("collected"),
 ]
 
 Reader = Callable[[Served, Callable[[], None]], None]
@@ -106,13 +102,6 @@ READERS: dict[str, tuple[Reader, type[Exception]]] = {
     "langchain": (by_langchain, openai.APIError),
     "httpx": (by_httpx, httpx.RemoteProtocolError),
 }
-
-
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """Nothing that the clients left is collected in a later test."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
