@@ -98,7 +98,7 @@ def test_model_that_sleeps_is_unloaded_by_its_node_and_its_last_replica_stays(tm
         ttls.append(node["models"][name.removeprefix("model-")]["ttl"])
         policy = found[name]._deployment_config.autoscaling_config.policy
         kinds.append(policy.policy_kwargs["sleeps"])
-    assert (ttls, kinds) == (["never", 90], [False, True])
+    assert (ttls, kinds) == (["never", "1m30s"], [False, True])
 
 
 def test_ingress_is_one_more_deployment_and_changes_no_replica(tmp_path: Path) -> None:
