@@ -281,15 +281,21 @@ class PlayedHandle:
             self.waiting -= 1
 
 
-@async_test
-async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def played_clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The clock of the directory, which a test sets by ``now_s``."""
     from llamasup.fleet import application as module
 
     clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
     clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@async_test
+async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = played_clock(monkeypatch)
     fleet = application(tiny=deployment("UPSCALING", STARTING=1))
     played = SimpleNamespace(applications={"fleet": fleet})
     monkeypatch.setattr("ray.serve.status", lambda: played)
@@ -316,11 +322,7 @@ async def test_replica_without_a_place_is_forgotten_while_no_news_of_serve_come(
 async def test_directory_with_sleeping_nodes_alone_looks_at_serve_every_five_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from llamasup.fleet import application as module
-
-    clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
-    clock.monotonic = lambda: clock.now_s
-    monkeypatch.setattr(module, "time", clock)
+    clock = played_clock(monkeypatch)
     fleet = application(tiny=deployment(RUNNING=1))
     looks: list[float] = []
 
