@@ -26,7 +26,6 @@ def rows(page: Page) -> Any:
 
 def create(console: Console, bodies: Sequence[dict[str, Any]], endpoint: Any = "/v1/completions") -> str:
     """A batch of ann. Returns its id."""
-    client = openai.OpenAI(base_url=f"{console.url}/v1", api_key="sk-of-ann", max_retries=0)
     lines = [
         {
             "custom_id": str(number),
@@ -37,11 +36,15 @@ def create(console: Console, bodies: Sequence[dict[str, Any]], endpoint: Any = "
         for number, body in enumerate(bodies)
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    uploaded = client.files.create(file=("in.jsonl", content), purpose="batch")
-    made = client.batches.create(
-        input_file_id=uploaded.id, endpoint=endpoint, completion_window="24h", metadata={"for": "ann only"}
-    )
-    return made.id
+    with openai.OpenAI(base_url=f"{console.url}/v1", api_key="sk-of-ann", max_retries=0) as client:
+        uploaded = client.files.create(file=("in.jsonl", content), purpose="batch")
+        made = client.batches.create(
+            input_file_id=uploaded.id,
+            endpoint=endpoint,
+            completion_window="24h",
+            metadata={"for": "ann only"},
+        )
+        return made.id
 
 
 def test_batches_of_all_clients_are_shown_and_cancelled(serve: Serve, new_context: NewContext) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real
 LINES = 600
 KILLS = 6
 LONG = {"max_tokens": 2000, "temperature": 0, "ignore_eos": True}
-SHORT = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
+OF_ANOTHER = {"prompt": "Hello", "n_predict": 2000, "ignore_eos": True, "stream": True}
 
 
 def test_each_line_has_one_answer_although_all_processes_are_killed(
@@ -68,10 +68,12 @@ def test_a_batch_gives_way_to_another_client_and_continues(
         with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True) as batch:
             for _ in range(2):
                 eventually(lambda: any(one["bytes_out"] for one in in_flight()), "a stream of the batch")
-                answer = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=60)
-                assert answer.status_code == 200
-                # The batch has given way: none of its requests had a slot at the end of the other's answer.
-                assert not [one for one in in_flight() if one["phase"] != "queued"]
+                with httpx.stream("POST", f"{url}/completion", json=OF_ANOTHER, timeout=60) as answer:
+                    assert answer.status_code == 200
+                    eventually(
+                        lambda: all(one["phase"] == "queued" for one in in_flight()),
+                        "the batch without a slot while the other client has its answer",
+                    )
             assert batch.stdout is not None
             events = [json.loads(line) for line in batch.stdout]
         assert running.stop() == 0
@@ -85,7 +87,7 @@ def test_a_batch_gives_way_to_another_client_and_continues(
 
 
 def in_flight() -> list[Mapping[str, Any]]:
-    """Of the only llamasup of this test."""
+    """The requests of the batch in the only llamasup of this test."""
     [running] = discover().running
     with ControlClient(ControlAddress(socket=running.socket)) as client:
         return [one for one in client.requests()["live"] if one["path"] == "/v1/completions"]

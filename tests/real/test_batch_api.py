@@ -71,6 +71,11 @@ def begin(client: openai.OpenAI, source: Path, endpoint: Any = "/v1/completions"
     )
 
 
+def has_answers(client: openai.OpenAI, batch: Batch) -> bool:
+    counts = client.batches.retrieve(batch.id).request_counts
+    return counts is not None and counts.completed > 0
+
+
 def end(client: openai.OpenAI, batch: Batch) -> Batch:
     eventually(lambda: client.batches.retrieve(batch.id).status in ENDED, "the end of the batch")
     return client.batches.retrieve(batch.id)
@@ -86,8 +91,11 @@ def test_client_of_openai_runs_a_batch_to_its_end(
     runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "in.jsonl", [*prompts(30), {"prompt": "no", "max_tokens": "many"}])
-    with serving(config_of(tmp_path, tiny_model, runtime)) as running:
-        anna, ben = client_of(running), client_of(running, "ben")
+    with (
+        serving(config_of(tmp_path, tiny_model, runtime)) as running,
+        client_of(running) as anna,
+        client_of(running, "ben") as ben,
+    ):
         batch = begin(anna, source)
         assert batch.status in ("validating", "in_progress")
         assert batch.metadata == {"for": "test"}
@@ -123,13 +131,13 @@ def test_run_serves_the_api_of_batches_for_its_model(
 ) -> None:
     source = write(tmp_path / "in.jsonl", prompts(12))
     words = ("run", str(tiny_model), "--runtime", runtime, "--port", "0", "--batches")
-    with started(*words) as running:
+    with started(*words) as running, client_of(running) as client:
         running.wait_for("ready")
-        client = client_of(running)
-        with started(*words) as other:  # one llamasup at a time uses the folder of the batches
+        # one llamasup at a time uses the folder of the batches
+        with started(*words) as other, client_of(other) as refused_client:
             other.wait_for("ready")
             with pytest.raises(openai.APIStatusError) as refused:
-                client_of(other).batches.list()
+                refused_client.batches.list()
             assert refused.value.status_code == 409
             assert "Another llamasup serves the batches" in refused.value.message
             assert other.stop() == 0
@@ -144,8 +152,7 @@ def test_mistakes_of_the_input_fail_the_batch_by_line(
 ) -> None:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"custom_id": "1"}\nno JSON\n')
-    with serving(config_of(tmp_path, tiny_model, runtime)) as running:
-        client = client_of(running)
+    with serving(config_of(tmp_path, tiny_model, runtime)) as running, client_of(running) as client:
         over = end(client, begin(client, wrong))
         assert over.status == "failed"
         assert over.errors is not None
@@ -171,16 +178,10 @@ def test_batch_is_cancelled_with_its_answers_so_far(
     runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:
     bodies = prompts(200, max_tokens=200, ignore_eos=True)
-    with serving(config_of(tmp_path, tiny_model, runtime)) as running:
-        client = client_of(running)
+    with serving(config_of(tmp_path, tiny_model, runtime)) as running, client_of(running) as client:
         batch = begin(client, write(tmp_path / "in.jsonl", bodies))
         waiting = begin(client, write(tmp_path / "in.jsonl", bodies))
-
-        def has_answers() -> bool:
-            counts = client.batches.retrieve(batch.id).request_counts
-            return counts is not None and counts.completed > 0
-
-        eventually(has_answers, "an answer")
+        eventually(lambda: has_answers(client, batch), "an answer")
         with pytest.raises(openai.ConflictError):
             client.files.delete(batch.input_file_id)
         assert client.batches.cancel(waiting.id).status == "cancelled"
@@ -200,18 +201,12 @@ def test_batch_continues_after_llamasup_was_killed(
 ) -> None:
     config = config_of(tmp_path, tiny_model, runtime)
     source = write(tmp_path / "in.jsonl", prompts(400))
-    with serving(config) as running:
-        batch = begin(client_of(running), source)
-
-        def is_begun() -> bool:
-            counts = client_of(running).batches.retrieve(batch.id).request_counts
-            return counts is not None and counts.completed > 0
-
-        eventually(is_begun, "an answer")
+    with serving(config) as running, client_of(running) as client:
+        batch = begin(client, source)
+        eventually(lambda: has_answers(client, batch), "an answer")
         os.kill(running.pid, signal.SIGKILL)
         running.end()
-    with serving(config) as running:
-        client = client_of(running)
+    with serving(config) as running, client_of(running) as client:
         over = end(client, batch)
         assert over.status == "completed"
         ids = [one["custom_id"] for one in lines_of(client, over.output_file_id)]

@@ -62,10 +62,12 @@ def test_batch_api_and_ollama(windows: Windows, tiny_model: Path) -> None:
     )
     serve = windows.start("serve", "--config", config, *EVENTS)
     ready = serve.event("ready")
-    with httpx.Client(trust_env=False, timeout=PATIENCE_S) as http:
-        client = openai.OpenAI(
+    with (
+        httpx.Client(trust_env=False, timeout=PATIENCE_S) as http,
+        openai.OpenAI(
             base_url=f"{ready['url']}/v1", api_key="sk-of-anna", max_retries=0, timeout=PATIENCE_S
-        )
+        ) as client,
+    ):
         with write(windows.folder / "in.jsonl", 20).open("rb") as file:
             uploaded = client.files.create(file=file, purpose="batch")
         batch = client.batches.create(
