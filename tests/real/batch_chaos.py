@@ -64,6 +64,11 @@ class BatchUnderTest:
             self.start_supervisor()
             self.start_run()
             yield self
+            # The last kill may be a moment ago. A llamasup that is killed before its guardian runs leaves
+            # its folder to the next one.
+            assert self._supervisor is not None
+            self._supervisor.terminate()
+            self._supervisor.wait(PATIENCE_S)
         finally:
             for process in (self._run, self._supervisor):
                 if process is not None:
