@@ -210,6 +210,7 @@ class Node:
         self._name = f"{self._spec.model}@{context.replica_id.unique_id}"
         self._process = NodeProcess(self._spec, ray.util.get_node_ip_address())
         self._load = NodeLoad(slots=1)
+        self._by_serve = 0
         self._makes_room = False
         self._directory = serve.get_deployment_handle(DIRECTORY, context.app_name)
         announcing = asyncio.get_running_loop().create_task(self._announce(), name="announce")
@@ -233,9 +234,13 @@ class Node:
 
     async def forward(self, target: bytes, lines: bytes, body: bytes) -> AsyncIterator[AnswerBegin | bytes]:
         """A request that entered at Serve (``NodeRequests.forward``)."""
-        async with contextlib.aclosing(self._requests.forward(target, lines, body)) as pieces:
-            async for piece in pieces:
-                yield piece
+        self._by_serve += 1
+        try:
+            async with contextlib.aclosing(self._requests.forward(target, lines, body)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._by_serve -= 1
 
     async def check_health(self) -> None:
         await self._process.check()
@@ -258,7 +263,8 @@ class Node:
         backlog, wakes = 0.0, False
         while True:
             with contextlib.suppress(*NO_ANSWER):
-                self._load = replace(await self._process.load(), waiting=backlog)
+                load = await self._process.load()
+                self._load = replace(load, waiting=backlog, by_serve=self._by_serve)
                 if wakes and self._load.asleep:
                     await self._process.wake()
             try:

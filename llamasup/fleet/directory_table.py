@@ -133,14 +133,25 @@ class DirectoryTable:
 
     def should_wake(self, node: str) -> bool:
         """Whether a sleeping node should load its model: the awake ones of the model have too few slots.
-        Without an awake one, the front sends a request that loads the model on one node.
+        Only as many wake as are necessary, first the one that has slept for the shortest time. Without an
+        awake one, the front sends a request that loads the model on one node.
         """
-        if node not in self._nodes:
+        if node not in self._asleep_since_s or node in self._leaving:
             return False
-        model = self._nodes[node][0].model
-        awake = [report.load for report in self._serving(model) if not report.load.asleep]
-        requests = self._waiting()[model] + sum(load.busy + load.queued for load in awake)
-        return bool(awake) and requests > sum(load.slots for load in awake)
+        nodes = self._serving(self._nodes[node][0].model)
+        awake = [report.load for report in nodes if not report.load.asleep]
+        if not awake:
+            return False
+        requests = self._waiting()[nodes[0].model] + sum(load.busy + load.queued for load in awake)
+        lacking = requests - sum(load.slots for load in awake)
+        asleep = [report for report in nodes if report.load.asleep]
+        for report in sorted(asleep, key=lambda report: -self._asleep_since_s[report.name]):
+            if lacking <= 0:
+                return False
+            if report.name == node:
+                return True
+            lacking -= report.load.slots
+        return False
 
     def _serving(self, model: str) -> list[NodeReport]:
         """Those of the model that do not leave."""

@@ -41,14 +41,16 @@ LEAVE_S = SETTLED_AFTER_S + 3.0
 
 class NodeLoad(Struct, frozen=True):
     """``slots``: how many requests the model serves at a time. ``waiting``: this node's share of the requests
-    that wait at the fronts, which send a node only as many as it has slots. ``asleep``: the model is
-    unloaded, and the next request loads it.
+    that wait at the fronts, which send a node only as many as it has slots. ``by_serve``: the requests in
+    ``busy`` and ``queued`` that entered at Serve. ``asleep``: the model is unloaded, and the next request
+    loads it.
     """
 
     slots: int = 0
     busy: int = 0
     queued: int = 0
     waiting: float = 0.0
+    by_serve: int = 0
     asleep: bool = False
 
     @property
@@ -62,15 +64,24 @@ def routing_stats(load: NodeLoad, *, ended: bool) -> dict[str, Any]:
     return {**asdict(load), _ENDED: ended}
 
 
-def routing_load(stats: Mapping[str, Any], sent: int) -> float:
-    """The part of a replica's slots that is taken; infinite if its llamasup has ended. ``stats``: what it
-    reported last to Serve's routers (``routing_stats``); empty if nothing yet. ``sent``: the requests that
-    Serve itself has there now.
+def routing_load(stats: Mapping[str, Any], sent: int | None) -> float:
+    """The part of a replica's slots that is taken; infinite if its llamasup has ended. One that sleeps counts
+    as full, so that one that is awake and has a free slot comes first.
+
+    ``stats``: what the replica reported last to Serve's routers (``routing_stats``); empty if nothing yet.
+    ``sent``: the requests that Serve itself has there now; None: not known.
     """
     if stats.get(_ENDED):
         return math.inf
-    slots, busy, queued = (int(stats.get(name, 0)) for name in ("slots", "busy", "queued"))
-    return max(sent, busy + queued) / max(slots, 1)
+    slots, busy, queued, by_serve = (
+        int(stats.get(name, 0)) for name in ("slots", "busy", "queued", "by_serve")
+    )
+    taken = busy + queued
+    if sent is not None:  # newer than the report
+        taken = max(0, taken - by_serve) + sent
+    if stats.get("asleep") and not taken:
+        return 1.0
+    return taken / max(slots, 1)
 
 
 class NodeReport(Struct, frozen=True):

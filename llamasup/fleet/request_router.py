@@ -51,9 +51,14 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
         others = [replica for replica in candidate_replicas if replica is not chosen]
         return [[chosen], random.sample(others, min(2, len(others)))]
 
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Serve could reach this replica, which need not be the chosen one."""
+        if len(self.curr_replicas) > 1:
+            self._affinity.add(replica_id)
+            self._affinity.note(replica_id, _conversation_of(pending_request))
+
     def _load(self, replica: RunningReplica) -> float:
-        sent = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        return routing_load(replica.routing_stats, sent)
+        return routing_load(replica.routing_stats, self.replica_queue_len_cache.get(replica.replica_id))
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:

@@ -390,5 +390,14 @@ def test_sleeping_node_wakes_if_the_awake_ones_have_too_few_slots() -> None:
     assert not table.should_wake("tiny@a"), "one slot is free"
     poll(table, 22.0, tiny=2)
     assert table.should_wake("tiny@a")
+    assert not table.should_wake("tiny@b"), "it is awake"
     table.leave(asleep("tiny@b"), 23.0)
     assert not table.should_wake("tiny@a")
+
+
+def test_only_as_many_nodes_wake_as_the_requests_need() -> None:
+    table = with_sleeping("tiny@a", "tiny@b", "tiny@c", "tiny@d")
+    table.report(NodeReport("tiny@d", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, busy=4)), 21.0)
+    for waiting, woken in ((0, ""), (1, "c"), (4, "c"), (5, "bc"), (8, "bc"), (9, "abc"), (90, "abc")):
+        poll(table, 22.0 + waiting, tiny=waiting)
+        assert "".join(name for name in "abcd" if table.should_wake(f"tiny@{name}")) == woken, waiting

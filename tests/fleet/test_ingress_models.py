@@ -61,14 +61,21 @@ def test_error_says_why_no_replica_serves() -> None:
     [
         ({}, 0, 0.0),
         ({}, 2, 2.0),
-        ({"slots": 4, "busy": 1, "queued": 2, "waiting": 1.5}, 2, 0.75),
-        ({"slots": 4, "busy": 1, "queued": 0}, 2, 0.5),
+        ({"slots": 4, "busy": 1, "queued": 2, "waiting": 1.5}, 2, 1.25),
+        ({"slots": 4, "busy": 1, "queued": 0}, 2, 0.75),
+        ({"slots": 4, "busy": 3, "queued": 0, "by_serve": 2}, 2, 0.75),
+        ({"slots": 4, "busy": 3, "queued": 0, "by_serve": 2}, 0, 0.25),
+        ({"slots": 4, "busy": 1, "queued": 0, "by_serve": 2}, 1, 0.25),  # it has just begun
+        ({"slots": 4, "busy": 3, "queued": 0, "by_serve": 2}, None, 0.75),
+        (routing_stats(NodeLoad(4, asleep=True), ended=False), 0, 1.0),
+        (routing_stats(NodeLoad(4, asleep=True), ended=False), None, 1.0),
+        (routing_stats(NodeLoad(4, asleep=True), ended=False), 1, 0.25),  # it wakes
         ({"slots": 0, "busy": 1, "queued": 0}, 0, 1.0),
         (routing_stats(NodeLoad(4, 1), ended=False), 0, 0.25),
         (routing_stats(NodeLoad(4, 1), ended=True), 0, math.inf),
     ],
 )
 def test_load_of_a_replica_counts_the_requests_of_fronts_too(
-    stats: dict[str, Any], sent: int, load: float
+    stats: dict[str, Any], sent: int | None, load: float
 ) -> None:
     assert routing_load(stats, sent) == load

@@ -36,8 +36,10 @@ def at_serve(rig: Rig, key: str = KEY) -> Any:
     return rig.client(rig.serve_port, key)
 
 
-async def stream_of(client: Any, tokens: int) -> Any:
-    return await client.chat.completions.create(model=MODEL, messages=SAY, max_tokens=tokens, stream=True)
+async def stream_of(client: Any, tokens: int, note: str = "") -> Any:
+    return await client.chat.completions.create(
+        model=MODEL, messages=SAY, max_tokens=tokens, stream=True, extra_body={"note": note}
+    )
 
 
 def test_client_of_ray_serve_is_served_from_no_replica_on(rig: Rig) -> None:
@@ -85,7 +87,28 @@ def test_requests_at_ray_serve_start_replicas_by_their_load(rig: Rig, tmp_path: 
     asyncio.run(play())
 
 
-def test_client_that_leaves_ray_serve_frees_its_slot(rig: Rig, tmp_path: Path) -> None:
+def test_request_at_ray_serve_loads_the_model_on_one_of_the_sleeping_replicas(rig: Rig) -> None:
+    fleet = {"when_idle": "sleep", "idle_after": "10s", "min_replicas": 2, "max_replicas": 2}
+    fresh(rig, fleet=fleet)
+
+    def asleep() -> list[bool]:
+        return sorted(node["asleep"] for node in rig.nodes_of_fleet())
+
+    async def play() -> None:
+        async with at_serve(rig) as client:
+            await rig.until(lambda: asleep() == [True, True], "the sleep of both")
+            await client.completions.create(model=MODEL, prompt="Once", max_tokens=4)
+            (server,) = rig.llama_servers()
+            await rig.until(lambda: asleep() == [False, True], "the report of the one that is awake")
+            for words in ("Twice there was", "A third story", "Four animals"):
+                await client.completions.create(model=MODEL, prompt=words, max_tokens=4)
+            assert rig.llama_servers() == [server], "it had free slots"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("note", ["", "x" * 4_000_000], ids=["small", "large"])  # by gRPC, by Ray's store
+def test_client_that_leaves_ray_serve_frees_its_slot(rig: Rig, tmp_path: Path, note: str) -> None:
     slow = install(tmp_path / "llama-server", "token_s=0.05")
     fresh(rig, runtime=str(slow), fleet={"min_replicas": 1})
 
@@ -94,7 +117,7 @@ def test_client_that_leaves_ray_serve_frees_its_slot(rig: Rig, tmp_path: Path) -
 
     async def play() -> None:
         async with at_serve(rig) as client:
-            stream = await stream_of(client, 100_000)
+            stream = await stream_of(client, 100_000, note)
             await anext(aiter(stream))
             await rig.until(busy, "the request at the node")
             await stream.close()

@@ -26,25 +26,54 @@ def pending_request(body: bytes, method: str = "forward") -> Any:
     return PendingRequest([b"/v1/chat/completions", b"", body], {}, metadata, future=Future())
 
 
+class Replica:
+    """As Serve's router sees it."""
+
+    def __init__(self, name: str) -> None:
+        from ray.serve._private.common import DeploymentID, ReplicaID
+
+        self.replica_id = ReplicaID(name, DeploymentID("model", "app"))
+        self.name = name
+        self.routing_stats: dict[str, Any] = {"slots": 4}
+        self.node_id, self.availability_zone = "node", None
+        self.multiplexed_model_ids: frozenset[str] = frozenset()
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
 class Replicas:
-    """A router, its replicas, and the requests that Serve has sent to each."""
+    """Serve's own router with our choice, and its replicas."""
 
     def __init__(self, *names: str) -> None:
-        from llamasup.fleet.request_router import PromptRouter
-        from llamasup.pool.replicas.affinity import Affinity
+        from ray.serve._private.common import DeploymentHandleSource, DeploymentID
 
-        self.sent: dict[str, int] = {}
-        self.router: Any = PromptRouter.__new__(PromptRouter)
-        self.router._affinity = Affinity()
-        self.router._replica_queue_len_cache = self.sent
-        self.known = [SimpleNamespace(replica_id=name, routing_stats={"slots": 4}) for name in names]
+        from llamasup.fleet.request_router import PromptRouter
+
+        source = DeploymentHandleSource.REPLICA
+        self.router: Any = PromptRouter(
+            DeploymentID("model", "app"), source, use_replica_queue_len_cache=True
+        )
+        self.router.initialize_state()
+        self.known = [Replica(name) for name in names]
+        self.router.update_replicas(self.known)
+
+    def of(self, name: str) -> Replica:
+        return next(replica for replica in self.known if replica.name == name)
+
+    def send(self, name: str, requests: int) -> None:
+        """Serve has so many requests there."""
+        self.router.on_new_queue_len_info(self.of(name).replica_id, requests)
 
     async def chosen(self, *said: str, method: str = "forward") -> list[list[str]]:
-        body = json.dumps({"messages": [{"role": "user", "content": words} for words in said]}).encode()
-        pending = pending_request(body, method)
+        pending = pending_request(body_of(*said), method)
         ranks = await self.router.choose_replicas(self.known, pending)
         assert pending.routing_context.should_backoff
-        return [[replica.replica_id for replica in rank] for rank in ranks]
+        return [[replica.name for replica in rank] for rank in ranks]
+
+
+def body_of(*said: str) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": words} for words in said]}).encode()
 
 
 @async_test
@@ -64,12 +93,11 @@ async def test_busy_replica_loses_its_conversation_also_if_a_front_keeps_it_busy
     replicas = Replicas("a", "b")
     talk = "k" * 50
     ((first,), (other,)) = await replicas.chosen(talk)
-    replicas.sent[first] = 3
+    replicas.send(first, 3)
     assert (await replicas.chosen(talk))[0] == [other]
     replicas = Replicas("a", "b")
     ((first,), (other,)) = await replicas.chosen(talk)
-    busy = next(replica for replica in replicas.known if replica.replica_id == first)
-    busy.routing_stats = {"slots": 4, "busy": 3, "queued": 0}
+    replicas.of(first).routing_stats = {"slots": 4, "busy": 3, "queued": 0}
     assert (await replicas.chosen(talk))[0] == [other], "a front has sent them"
 
 
@@ -89,8 +117,41 @@ async def test_prompt_is_read_once_for_all_attempts(monkeypatch: pytest.MonkeyPa
 @async_test
 async def test_call_without_a_prompt_goes_to_the_least_busy_replica() -> None:
     replicas = Replicas("a", "b")
-    replicas.sent["a"] = 1
+    replicas.send("a", 1)
     assert await replicas.chosen("hello", method="wake") == [["b"], ["a"]]
-    assert (await replicas.router.choose_replicas(replicas.known))[0][0].replica_id == "b"
+    assert (await replicas.router.choose_replicas(replicas.known))[0][0].name == "b"
     alone = Replicas("a")
     assert await alone.chosen("hello") == [["a"], []]
+
+
+@async_test
+async def test_conversation_stays_where_serve_could_send_it() -> None:
+    replicas = Replicas("a", "b")
+    talk = ("k" * 50,)
+    ((first,), (other,)) = await replicas.chosen(*talk)
+    replicas.router.on_request_routed(pending_request(body_of(*talk)), replicas.of(other).replica_id, None)
+    replicas.send(first, 1)
+    assert (await replicas.chosen(*talk, "An answer", "A question"))[0] == [other]
+
+
+@async_test
+async def test_replica_that_is_awake_comes_before_one_that_sleeps() -> None:
+    replicas = Replicas("a", "b", "c")
+    for asleep in replicas.known[:2]:
+        asleep.routing_stats = {"slots": 4, "asleep": True}
+    replicas.send("c", 3)
+    assert (await replicas.chosen("hello"))[0] == ["c"], "it has a free slot"
+    replicas.send("c", 5)
+    assert (await replicas.chosen("good day"))[0] != ["c"], "it has none"
+    replicas.send("b", 1)
+    assert (await replicas.chosen("good evening"))[0] == ["b"], "it wakes for another request"
+
+
+@async_test
+async def test_replica_that_serve_no_longer_lists_is_forgotten() -> None:
+    replicas = Replicas("a", "b")
+    ((first,), (other,)) = await replicas.chosen("k" * 50)
+    replicas.router.update_replicas([replicas.of(other)])
+    replicas.router.update_replicas(replicas.known)  # a new one with the same name, for example
+    replicas.send(first, 1)
+    assert (await replicas.chosen("k" * 50))[0] == [other]

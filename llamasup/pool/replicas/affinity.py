@@ -129,16 +129,21 @@ class Affinity(Generic[_Process]):
         """``loads``: each process that can take the request, with the part of its permits that is taken. All
         of them were added.
         """
-        marks = [self._marks[process] for process, _ in loads]
+        before = [self._marks[process] for process, _ in loads]
         chosen = choose(
             [
-                Candidate(load, before.fit(conversation), before.turn)
-                for (_, load), before in zip(loads, marks, strict=True)
+                Candidate(load, marks.fit(conversation), marks.turn)
+                for (_, load), marks in zip(loads, before, strict=True)
             ]
         )
+        process = loads[chosen][0]
+        self.note(process, conversation)
+        return process
+
+    def note(self, process: _Process, conversation: Conversation | None) -> None:
+        """A process that was added gets a request with this conversation."""
         self._turns += 1
-        marks[chosen].add(conversation, self._turns)
-        return loads[chosen][0]
+        self._marks[process].add(conversation, self._turns)
 
     def forget(self, process: _Process) -> None:
         del self._marks[process]

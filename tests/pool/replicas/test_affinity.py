@@ -104,6 +104,8 @@ def test_conversation_returns_to_its_process_until_that_one_ends() -> None:
     assert affinity.fits("a", talk)
     assert not affinity.fits("b", talk)
     assert affinity.pick([("a", 1.0), ("b", 0.0)], conversation(1, 2, 3, 4)) == "b", "it is much busier"
+    affinity.note("b", talk)
+    assert affinity.fits("b", talk), "it went there after all"
     affinity.forget("a")
     assert affinity.add("a")
     affinity.keep({"a"})
