@@ -363,7 +363,7 @@ class Directory:
 
     async def should_wake(self, node: str) -> bool:
         """Whether this sleeping node should load its model for requests that wait at the fronts."""
-        return self._table.should_wake(node)
+        return self._table.should_wake(node, time.monotonic())
 
     async def makes_room(self, node: str) -> bool:
         """Whether this sleeping node should end."""

@@ -20,7 +20,7 @@ ROOM_AFTER_S: Final = 10.0
 say whether a replica waits for a place or for its Python. With two cores and a load of 12, Python took 4 s.
 """
 _ENDS_WITHIN_S: Final = 20.0  # a node that makes room begins to leave
-_FRESH_S: Final = 5.0  # a node with an older report may be gone, and cannot be asked
+_FRESH_S: Final = 5.0  # a node with an older report may be gone, and one that has not done what it should
 _NEXT_ROUND_S: Final = 600.0
 """How long a model waits after all sleeping nodes were asked in vain: it may fit on no machine."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
@@ -52,6 +52,7 @@ class DirectoryTable:
         ] = {}  # nodes that load: the model, and the last sign of life
         self._ended_s: dict[str, float] = {}  # nodes that ended lately
         self._asleep_since_s: dict[str, float] = {}
+        self._woken_s: dict[str, float] = {}  # sleeping nodes that should wake, and since when
         self._unplaced_since_s: dict[str, float] = {}  # models with replicas that Ray has not placed yet
         self._makes_room: dict[str, float] = {}  # sleeping nodes that should end, and since when
         self._room_made_s = now_s
@@ -80,6 +81,7 @@ class DirectoryTable:
             self._asleep_since_s.setdefault(report.name, now_s)
         else:
             self._asleep_since_s.pop(report.name, None)
+            self._woken_s.pop(report.name, None)
             if report.name not in self._leaving:
                 self._makes_room.pop(report.name, None)
         self._problems.pop(report.model, None)
@@ -111,6 +113,7 @@ class DirectoryTable:
     def _forget(self, node: str, now_s: float) -> None:
         self._leaving.discard(node)
         self._asleep_since_s.pop(node, None)
+        self._woken_s.pop(node, None)
         if self._makes_room.pop(node, None) is not None:
             self._room_made_s = now_s
         del self._nodes[node]
@@ -131,10 +134,11 @@ class DirectoryTable:
         model = known[0].model
         return self._waiting()[model] / len(self._serving(model))
 
-    def should_wake(self, node: str) -> bool:
+    def should_wake(self, node: str, now_s: float) -> bool:
         """Whether a sleeping node should load its model: the awake ones of the model have too few slots.
-        Only as many wake as are necessary, first the one that has slept for the shortest time. Without an
-        awake one, the front sends a request that loads the model on one node.
+        Only as many wake as are necessary, first the one that has slept for the shortest time. One that does
+        not report, or does not wake, is not counted. Without an awake one, the front sends a request that
+        loads the model on one node.
         """
         if node not in self._asleep_since_s or node in self._leaving:
             return False
@@ -147,11 +151,17 @@ class DirectoryTable:
         asleep = [report for report in nodes if report.load.asleep]
         for report in sorted(asleep, key=lambda report: -self._asleep_since_s[report.name]):
             if lacking <= 0:
-                return False
+                break
             if report.name == node:
+                self._woken_s.setdefault(node, now_s)
                 return True
-            lacking -= report.load.slots
+            if self._will_wake(report.name, now_s):
+                lacking -= report.load.slots
         return False
+
+    def _will_wake(self, node: str, now_s: float) -> bool:
+        reported_s, woken_s = self._nodes[node][1], self._woken_s.get(node, now_s)
+        return now_s - reported_s < _FRESH_S and now_s - woken_s < _FRESH_S
 
     def _serving(self, model: str) -> list[NodeReport]:
         """Those of the model that do not leave."""

@@ -21,6 +21,7 @@ __all__ = [
     "NodeReport",
     "Poll",
     "Snapshot",
+    "is_asleep",
     "routing_load",
     "routing_stats",
 ]
@@ -43,7 +44,7 @@ class NodeLoad(Struct, frozen=True):
     """``slots``: how many requests the model serves at a time. ``waiting``: this node's share of the requests
     that wait at the fronts, which send a node only as many as it has slots. ``by_serve``: the requests in
     ``busy`` and ``queued`` that entered at Serve. ``asleep``: the model is unloaded, and the next request
-    loads it.
+    loads it. ``ready``: it is loaded.
     """
 
     slots: int = 0
@@ -52,6 +53,7 @@ class NodeLoad(Struct, frozen=True):
     waiting: float = 0.0
     by_serve: int = 0
     asleep: bool = False
+    ready: bool = True
 
     @property
     def demand(self) -> float:
@@ -64,12 +66,19 @@ def routing_stats(load: NodeLoad, *, ended: bool) -> dict[str, Any]:
     return {**asdict(load), _ENDED: ended}
 
 
-def routing_load(stats: Mapping[str, Any], sent: int | None) -> float:
-    """The part of a replica's slots that is taken; infinite if its llamasup has ended. One that sleeps counts
-    as full, so that one that is awake and has a free slot comes first.
+def is_asleep(stats: Mapping[str, Any]) -> bool:
+    """By ``routing_stats``. A request that it has got since then may have woken it."""
+    return bool(stats.get("asleep"))
+
+
+def routing_load(stats: Mapping[str, Any], sent: int | None, *, woken: bool = False) -> float:
+    """The part of a replica's slots that is taken; infinite if its llamasup has ended. One whose model is not
+    loaded counts as almost full: first come free slots of others, then those of one that loads, then one that
+    sleeps.
 
     ``stats``: what the replica reported last to Serve's routers (``routing_stats``); empty if nothing yet.
-    ``sent``: the requests that Serve itself has there now; None: not known.
+    ``sent``: the requests that Serve itself has there now; None: not known. ``woken``: it got a request since
+    it slept.
     """
     if stats.get(_ENDED):
         return math.inf
@@ -79,9 +88,13 @@ def routing_load(stats: Mapping[str, Any], sent: int | None) -> float:
     taken = busy + queued
     if sent is not None:  # newer than the report
         taken = max(0, taken - by_serve) + sent
-    if stats.get("asleep") and not taken:
-        return 1.0
-    return taken / max(slots, 1)
+    slots = max(slots, 1)
+    asleep = is_asleep(stats)
+    if asleep and not taken and not woken:
+        return 1.0 - 0.5 / slots
+    if asleep or not stats.get("ready", True):
+        return max(1.0 - 0.75 / slots, taken / slots)
+    return taken / slots
 
 
 class NodeReport(Struct, frozen=True):

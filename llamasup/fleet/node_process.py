@@ -183,6 +183,7 @@ class NodeProcess:
             busy=model.get("in_flight") or 0,
             queued=model.get("queued") or 0,
             asleep=model["state"] == "stopped",
+            ready=model["state"] == "ready",
         )
 
     async def wake(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from llamasup.fleet.messages import routing_load
+from llamasup.fleet.messages import is_asleep, routing_load
 from llamasup.pool.replicas.affinity import Affinity
 from llamasup.pool.replicas.conversation import Conversation, read_conversation
 
@@ -16,12 +17,13 @@ __all__ = ["FORWARD", "PromptRouter"]
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""
 _CONVERSATION: Final = "_llamasup_conversation"
+_WAKES_S: Final = 5.0
+"""By then, a replica that was woken has reported it: each second to Serve, which tells it to its routers."""
 
 
 class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional package
     """The replica with the beginning of the prompt in its cache, unless it is much busier; else the least
-    busy one (``Affinity``). If Serve cannot reach it: the one of two others that has fewer requests, as with
-    Serve's own router.
+    busy one (``Affinity``). If Serve cannot reach it: one of the others, the least busy one first.
 
     Serve (2.60) makes one for each handle: it knows the requests of the ingress. A replica reports the
     requests of fronts (``record_routing_stats``).
@@ -30,10 +32,24 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._affinity: Affinity[ReplicaID] = Affinity()
+        self._woken_s: dict[ReplicaID, float] = {}  # when a sleeping replica got a request
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve calls it also for new reports. One that sleeps has lost its caches."""
         super().update_replicas(replicas)
-        self._affinity.keep(self.curr_replicas.keys())
+        known = self.curr_replicas
+        self._woken_s = {
+            replica_id: at_s
+            for replica_id, at_s in self._woken_s.items()
+            if replica_id in known and time.monotonic() - at_s < _WAKES_S
+        }
+        self._affinity.keep(
+            [
+                replica_id
+                for replica_id, replica in known.items()
+                if not is_asleep(replica.routing_stats) or replica_id in self._woken_s
+            ]
+        )
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -46,19 +62,36 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
                 self._affinity.add(replica_id)
             loads = [(replica_id, self._load(replica)) for replica_id, replica in by_id.items()]
             chosen = by_id[self._affinity.pick(loads, _conversation_of(pending_request))]
+            self._note_waking(chosen)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # before a second attempt
-        others = [replica for replica in candidate_replicas if replica is not chosen]
-        return [[chosen], random.sample(others, min(2, len(others)))]
+        return [[chosen], *([other] for other in self._others(chosen, candidate_replicas))]
+
+    def _others(self, chosen: RunningReplica, candidates: list[RunningReplica]) -> list[RunningReplica]:
+        """Two, the least busy one first; equal ones in any order."""
+        others = [replica for replica in candidates if replica is not chosen]
+        random.shuffle(others)
+        return sorted(others, key=self._load)[:2]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve could reach this replica, which need not be the chosen one."""
-        if len(self.curr_replicas) > 1:
+        replica = self.curr_replicas.get(replica_id)
+        if replica is not None and len(self.curr_replicas) > 1:
             self._affinity.add(replica_id)
             self._affinity.note(replica_id, _conversation_of(pending_request))
+            self._note_waking(replica)
+
+    def _note_waking(self, replica: RunningReplica) -> None:
+        if is_asleep(replica.routing_stats):
+            self._woken_s[replica.replica_id] = time.monotonic()
 
     def _load(self, replica: RunningReplica) -> float:
-        return routing_load(replica.routing_stats, self.replica_queue_len_cache.get(replica.replica_id))
+        woken_s = self._woken_s.get(replica.replica_id)
+        return routing_load(
+            replica.routing_stats,
+            self.replica_queue_len_cache.get(replica.replica_id),
+            woken=woken_s is not None and time.monotonic() - woken_s < _WAKES_S,
+        )
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:

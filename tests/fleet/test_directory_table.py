@@ -384,20 +384,34 @@ def test_node_that_is_forgotten_sleeps_no_more() -> None:
 def test_sleeping_node_wakes_if_the_awake_ones_have_too_few_slots() -> None:
     table = with_sleeping("tiny@a", "tiny@b")
     poll(table, 20.0, tiny=1)
-    assert not table.should_wake("tiny@a"), "the front wakes the first one"
-    assert not table.should_wake("tiny@x"), "it is not known"
+    assert not table.should_wake("tiny@a", 20.0), "the front wakes the first one"
+    assert not table.should_wake("tiny@x", 20.0), "it is not known"
     table.report(NodeReport("tiny@b", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, busy=3)), 21.0)
-    assert not table.should_wake("tiny@a"), "one slot is free"
+    assert not table.should_wake("tiny@a", 21.0), "one slot is free"
     poll(table, 22.0, tiny=2)
-    assert table.should_wake("tiny@a")
-    assert not table.should_wake("tiny@b"), "it is awake"
+    assert table.should_wake("tiny@a", 22.0)
+    assert not table.should_wake("tiny@b", 22.0), "it is awake"
     table.leave(asleep("tiny@b"), 23.0)
-    assert not table.should_wake("tiny@a")
+    assert not table.should_wake("tiny@a", 23.0)
 
 
 def test_only_as_many_nodes_wake_as_the_requests_need() -> None:
     table = with_sleeping("tiny@a", "tiny@b", "tiny@c", "tiny@d")
+    for name in "abc":
+        table.report(asleep(f"tiny@{name}"), 22.0)
     table.report(NodeReport("tiny@d", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, busy=4)), 21.0)
     for waiting, woken in ((0, ""), (1, "c"), (4, "c"), (5, "bc"), (8, "bc"), (9, "abc"), (90, "abc")):
-        poll(table, 22.0 + waiting, tiny=waiting)
-        assert "".join(name for name in "abcd" if table.should_wake(f"tiny@{name}")) == woken, waiting
+        assert wakes(table, 22.0, waiting) == woken, waiting
+    assert wakes(table, 26.9, 4) == "c"
+    assert wakes(table, 27.1, 4) == "abc", "none has woken within 5 s"
+    table.report(asleep("tiny@a"), 30.0)
+    table.report(NodeReport("tiny@b", "https://192.0.2.1:1", "tiny", NodeLoad(slots=4, ready=False)), 30.0)
+    table.report(asleep("tiny@b"), 40.0)
+    assert wakes(table, 40.0, 4) == "b", "it has slept again"
+    assert wakes(table, 40.0, 5) == "abc", "c has not reported"
+
+
+def wakes(table: DirectoryTable, now_s: float, waiting: int) -> str:
+    """Which of the nodes should wake for so many requests."""
+    poll(table, now_s, tiny=waiting)
+    return "".join(name for name in "abcd" if table.should_wake(f"tiny@{name}", now_s))

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.auth.keys import ApiKey
 from llamasup.fleet.ingress_models import IngressModels, no_node, replica_ended
@@ -56,6 +57,10 @@ def test_error_says_why_no_replica_serves() -> None:
     assert "'tiny'" in replica_ended(tiny).message
 
 
+ASLEEP = routing_stats(NodeLoad(4, asleep=True, ready=False), ended=False)
+LOADS = routing_stats(NodeLoad(4, ready=False), ended=False)
+
+
 @pytest.mark.parametrize(
     ("stats", "sent", "load"),
     [
@@ -67,9 +72,12 @@ def test_error_says_why_no_replica_serves() -> None:
         ({"slots": 4, "busy": 3, "queued": 0, "by_serve": 2}, 0, 0.25),
         ({"slots": 4, "busy": 1, "queued": 0, "by_serve": 2}, 1, 0.25),  # it has just begun
         ({"slots": 4, "busy": 3, "queued": 0, "by_serve": 2}, None, 0.75),
-        (routing_stats(NodeLoad(4, asleep=True), ended=False), 0, 1.0),
-        (routing_stats(NodeLoad(4, asleep=True), ended=False), None, 1.0),
-        (routing_stats(NodeLoad(4, asleep=True), ended=False), 1, 0.25),  # it wakes
+        (ASLEEP, 0, 0.875),
+        (ASLEEP, None, 0.875),
+        (ASLEEP, 1, 0.8125),  # it wakes
+        (ASLEEP, 4, 1.0),
+        (LOADS, 0, 0.8125),
+        (LOADS, 5, 1.25),
         ({"slots": 0, "busy": 1, "queued": 0}, 0, 1.0),
         (routing_stats(NodeLoad(4, 1), ended=False), 0, 0.25),
         (routing_stats(NodeLoad(4, 1), ended=True), 0, math.inf),
@@ -79,3 +87,18 @@ def test_load_of_a_replica_counts_the_requests_of_fronts_too(
     stats: dict[str, Any], sent: int | None, load: float
 ) -> None:
     assert routing_load(stats, sent) == load
+
+
+def test_free_slots_come_before_loads_and_loads_before_sleep() -> None:
+    for slots in (1, 2, 4):
+        replica = NodeLoad(slots)
+        states = (
+            replace(replica, busy=slots - 1),
+            replace(replica, asleep=False, ready=False),
+            replace(replica, asleep=True, ready=False),
+            replace(replica, busy=slots),
+        )
+        loads = [routing_load(routing_stats(state, ended=False), None) for state in states]
+        assert loads == sorted(set(loads))
+        asleep = routing_stats(states[2], ended=False)
+        assert routing_load(asleep, 0, woken=True) == loads[1]

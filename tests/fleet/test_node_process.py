@@ -74,7 +74,9 @@ async def test_node_serves_over_tls_with_the_keys_of_the_fleet_and_leaves_nothin
     async with node_of(spec_in(tmp_path)) as process:
         assert process.url.startswith("https://127.0.0.1:")
         await process.check()
-        assert (await process.load()).slots >= 1
+        load = await process.load()
+        assert load.slots >= 1
+        assert load.ready
         async with httpx.AsyncClient(verify=False, base_url=process.url) as stranger:  # noqa: S501
             assert (await stranger.get("/v1/models")).status_code == 401
     assert process.exit_code is not None
@@ -89,6 +91,7 @@ async def test_idle_node_unloads_its_model_and_wakes(tmp_path: Path) -> None:
             while (load := await process.load()).asleep is not is_asleep:  # noqa: ASYNC110 - asks a process
                 await asyncio.sleep(0.05)
             assert load.slots == awake.slots, "known from before"
+            assert not (load.asleep and load.ready)
             await process.check()
             if is_asleep:
                 await process.wake()

@@ -84,8 +84,8 @@ async def test_conversation_goes_to_the_replica_that_has_it_in_its_cache() -> No
     for word, before in zip("klmn", first, strict=True):
         ranks = await replicas.chosen(word * 50, "An answer", "A question")
         assert ranks[0] == before
-        assert len(ranks[1]) == 2
-        assert before[0] not in ranks[1]
+        assert len(ranks) == 3
+        assert before not in ranks[1:]
 
 
 @async_test
@@ -121,7 +121,7 @@ async def test_call_without_a_prompt_goes_to_the_least_busy_replica() -> None:
     assert await replicas.chosen("hello", method="wake") == [["b"], ["a"]]
     assert (await replicas.router.choose_replicas(replicas.known))[0][0].name == "b"
     alone = Replicas("a")
-    assert await alone.chosen("hello") == [["a"], []]
+    assert await alone.chosen("hello") == [["a"]]
 
 
 @async_test
@@ -134,17 +134,53 @@ async def test_conversation_stays_where_serve_could_send_it() -> None:
     assert (await replicas.chosen(*talk, "An answer", "A question"))[0] == [other]
 
 
+ASLEEP = {"slots": 4, "asleep": True, "ready": False}
+
+
 @async_test
 async def test_replica_that_is_awake_comes_before_one_that_sleeps() -> None:
     replicas = Replicas("a", "b", "c")
     for asleep in replicas.known[:2]:
-        asleep.routing_stats = {"slots": 4, "asleep": True}
+        asleep.routing_stats = ASLEEP
     replicas.send("c", 3)
-    assert (await replicas.chosen("hello"))[0] == ["c"], "it has a free slot"
+    assert (await replicas.chosen("hello"))[0] == ["c"]
     replicas.send("c", 5)
-    assert (await replicas.chosen("good day"))[0] != ["c"], "it has none"
-    replicas.send("b", 1)
-    assert (await replicas.chosen("good evening"))[0] == ["b"], "it wakes for another request"
+    ((woken,), *_) = await replicas.chosen("good day")
+    assert woken != "c", "it has no free slot"
+    assert (await replicas.chosen("good evening"))[0] == [woken], "it wakes already"
+    assert (await replicas.chosen("good night"))[0] == [woken], "also before its report"
+    replicas.send("c", 3)
+    assert (await replicas.chosen("good morning"))[0] == ["c"], "the other one still loads"
+    replicas.send("c", 5)
+    replicas.send(woken, 4)
+    assert (await replicas.chosen("goodbye"))[0] not in (["c"], [woken]), "both have no free slot"
+
+
+@async_test
+async def test_replica_that_sleeps_has_lost_its_caches() -> None:
+    replicas = Replicas("a", "b")
+    talk = ("k" * 50,)
+    ((first,), (other,)) = await replicas.chosen(*talk)
+    replicas.of(first).routing_stats = ASLEEP
+    replicas.send(other, 2)
+    replicas.router.update_replicas(replicas.known)
+    assert (await replicas.chosen(*talk, "An answer", "A question"))[0] == [other]
+    replicas.send(other, 4)
+    ((woken,), _) = await replicas.chosen("m" * 50)
+    assert woken == first
+    replicas.router.update_replicas(replicas.known)
+    assert (await replicas.chosen("m" * 50, "An answer", "A question"))[0] == [first], "a late report"
+
+
+@async_test
+async def test_second_attempt_prefers_the_least_busy_and_avoids_one_that_has_ended() -> None:
+    replicas = Replicas("a", "b", "c", "d")
+    ((first,), *_) = await replicas.chosen("hello")
+    ended, asleep, awake = (replica for replica in replicas.known if replica.name != first)
+    ended.routing_stats = {"slots": 4, "ended": True}
+    asleep.routing_stats = ASLEEP
+    replicas.send(awake.name, 2)
+    assert await replicas.chosen("hello") == [[first], [awake.name], [asleep.name]]
 
 
 @async_test

@@ -220,7 +220,7 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert [found.name for found in msgspec.json.decode(answer.body, type=Snapshot).nodes] == ["tiny@a"]
     assert await directory.report(node) == 3.0
     assert not await directory.makes_room("tiny@a"), "it does not sleep"
-    assert await directory.should_wake("tiny@a"), "three requests wait, and no slot is known"
+    assert not await directory.should_wake("tiny@a"), "it does not sleep"
     await directory.end(node)
     assert msgspec.json.decode(await directory.nodes()) == []
 
@@ -258,12 +258,14 @@ async def test_end_of_a_call_ends_its_request_at_the_llamasup_at_once() -> None:
         finally:
             ended = True
 
-    node: Any = SimpleNamespace(_requests=SimpleNamespace(forward=played))
+    node: Any = SimpleNamespace(_requests=SimpleNamespace(forward=played), _by_serve=0)
     answer: Any = Node.forward(node, b"/", b"", b"")
     assert await anext(answer) == b"a"
     assert not ended
+    assert node._by_serve == 1
     await answer.aclose()
     assert ended
+    assert node._by_serve == 0
 
 
 class PlayedHandle:

@@ -150,8 +150,9 @@ def test_watched_link_moves_the_models_to_the_build_that_proves_itself(
 def state_of_upgrade(running: Llamasup, build: str, until: str) -> dict[str, Any]:
     """What ``llamasup upgrade`` shows of this build at the end of its upgrade."""
     deadline_s = time.monotonic() + LONGEST_PROOF_S
-    while True:
+    while True:  # no busy loop: the speed of the builds is compared meanwhile
         shown: dict[str, Any] = json.loads(run_to_end("upgrade", "--json", "--pid", str(running.pid)).stdout)
         is_of_build = shown["runtime"] is not None and shown["runtime"]["path"] == build
         if (is_of_build and shown["state"] in ("refused", until)) or time.monotonic() > deadline_s:
             return shown
+        time.sleep(1.0)
