@@ -64,7 +64,7 @@ def test_batches_of_all_clients_are_shown_and_cancelled(serve: Serve, new_contex
     expect(row).to_contain_text("line 1: ")
 
     endless = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
-    id_ = create(console, [endless])
+    id_ = create(console, [endless] * 20)
     page.get_by_role("button", name=f"Cancel batch {id_}").click()
     expect(row.locator(".state")).to_have_text("cancelled")
     expect(rows(page)).to_have_count(3)

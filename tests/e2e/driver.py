@@ -19,13 +19,14 @@ from typing import Any
 import psutil
 
 from tests.e2e.forked import ForkedCommand, forked_to_end
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 
 __all__ = [
     "NEW_INTERPRETER",
     "PATIENCE_S",
     "Llamasup",
     "adopted",
+    "await_guardian",
     "await_removed",
     "children_of",
     "command",
@@ -260,6 +261,21 @@ def adopted(process: subprocess.Popen[str] | ForkedCommand) -> Iterator[Llamasup
         for stream in (process.stdout, process.stderr):
             assert stream is not None
             stream.close()
+
+
+def await_guardian(folder: Path) -> psutil.Process:
+    """The guardian of the run folder. A llamasup that is killed before it runs leaves the folder behind."""
+    found: list[psutil.Process] = []
+
+    def runs() -> bool:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(folder) in words and "exec_guardian" in " ".join(words):
+                found.append(process)
+        return bool(found)
+
+    eventually(runs, "the guardian")
+    return found[0]
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -27,5 +27,8 @@ _OF_ANOTHER_SYSTEM = (
 for module in pkgutil.walk_packages(llamasup.__path__, "llamasup."):
     if not module.name.startswith((*_NEVER_IMPORTED, *_OF_ANOTHER_SYSTEM)):
         importlib.import_module(module.name)
+# On a busy machine the first answer of a llamasup takes longer than a user would wait for it.
+for module_name in ("llamasup.control.discovery", "llamasup.control.client"):
+    sys.modules[module_name].__dict__["_TIMEOUT_S"] = 60.0
 CliRunner().invoke(app, ["inspect", "--help"])  # Typer imports the rest of itself at the first call
 gc.freeze()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ import pytest
 from llamasup.control.interface import shown
 from llamasup.models.diff import Changes
 from tests.e2e.driver import (
+    NEW_INTERPRETER,
     PATIENCE_S,
     Llamasup,
     command,
@@ -26,6 +27,7 @@ from tests.e2e.driver import (
     run_to_end,
     wrapped,
 )
+from tests.patience import eventually
 
 HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 Done = subprocess.CompletedProcess[str]
@@ -88,10 +90,13 @@ def test_ps_and_status_show_the_models(running: Llamasup) -> None:
 
 def test_status_reports_a_failed_model(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("exit=load:1"), "--keep-trying") as running:
-        running.wait_for("state", state="backoff", generation=4)  # for four seconds
-        failed = run_to_end("status")
-        assert failed.returncode == 1
-        assert "exit code 1" in failed.stdout
+
+        def is_reported() -> bool:
+            failed = run_to_end("status")
+            return failed.returncode == 1 and "exit code 1" in failed.stdout
+
+        running.wait_for("state", state="backoff", generation=2)
+        eventually(is_reported, "the failure in the status", every_s=0.1)
         assert running.stop() == 0
 
 
@@ -146,7 +151,8 @@ def test_stop_is_reported_and_waited_for(running: Llamasup) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"pid": running.pid, "in_flight": 0, "ended": True}
     assert stderr_of(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
-    assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
+    with suppress(psutil.NoSuchProcess):
+        assert not is_alive(psutil.Process(running.pid))
     assert running.end() == 0
     assert not [child for child in children if is_alive(child)]
     assert "llamasup stop: stopping." in running.stderr_text
@@ -215,7 +221,7 @@ def test_killed_llamasup_does_not_count_as_running(running: Llamasup) -> None:
 def test_suspended_llamasup_does_not_block_commands_forever(running: Llamasup) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     try:
-        done = run_to_end("ps")
+        done = run_to_end("ps", prefix=NEW_INTERPRETER)  # with the patience of a user
     finally:
         os.kill(running.pid, signal.SIGCONT)
     assert done.returncode == 69

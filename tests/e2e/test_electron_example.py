@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.children import NewChildren, end_all
-from tests.e2e.driver import await_removed, seconds_until_gone
+from tests.e2e.driver import await_guardian, await_removed, seconds_until_gone
 from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server, run
 from tests.paths import ROOT
 
@@ -124,6 +124,7 @@ def test_user_sees_that_llamasup_was_killed(
     application: list[str],
     tiny_model: Path,
     fake_server: Callable[..., str],
+    own_folders: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,6 +134,7 @@ def test_user_sees_that_llamasup_was_killed(
         process = subprocess.Popen(application, stdin=subprocess.DEVNULL, stderr=errors)
     try:
         await_server(process)
+        await_guardian(next((own_folders / "run" / "llamasup").iterdir()))
         psutil.Process(process.pid).children()[0].kill()
         assert process.wait() == 0
     finally:

@@ -120,8 +120,8 @@ def test_one_stuck_stream_does_not_restart_a_working_server(
 @pytest.mark.slow
 def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
-        patient = replace(SLOW_ANSWERS, stall_s=2.0, prefill_stall_s=2.0)  # a busy machine may lose a second
-        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=patient) as server:
+        patient = replace(SLOW_ANSWERS, stall_s=6.0, prefill_stall_s=6.0)  # a busy machine may lose seconds
+        async with serving(tiny_model, runtime=fake_server("token_s=1.0"), liveness=patient) as server:
             await server.reaches(State.READY, 1)
             before = await decodes(server.runner.prober())
             plain = asyncio.create_task(server.complete(n_predict=10))  # noqa: TID251

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.children import NewChildren, end_all
-from tests.e2e.driver import await_removed, seconds_until_gone
+from tests.e2e.driver import await_guardian, await_removed, seconds_until_gone
 from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S, eventually
@@ -213,12 +213,14 @@ def test_window_says_that_llamasup_was_killed(
     application: Callable[[], Application],
     tiny_model: Path,
     fake_server: Callable[..., str],
+    own_folders: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
     monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
     app = application()
     await_server(app.process)
+    await_guardian(next((own_folders / "run" / "llamasup").iterdir()))
     psutil.Process(app.process.pid).children()[0].kill()
     eventually(lambda: f"llamasup ended with {-signal.SIGKILL}" in app.shown(), every_s=0.02)
     assert app.close() == 0

@@ -17,6 +17,7 @@ import pytest
 from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, await_removed, seconds_until_gone
 from tests.paths import ROOT
+from tests.patience import eventually
 
 EXAMPLES = ROOT / "examples" / "sidecar"
 INTERPRETERS = {"parent.py": sys.executable, "parent.mjs": "node", "parent.sh": "sh"}
@@ -148,9 +149,13 @@ def test_everything_ends_when_an_example_is_killed(
 def await_server(parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The descendants of ``parent`` once a llama-server is one of them."""
     family: list[psutil.Process] = []
-    while not any(map(_serves, family)):
+
+    def is_there() -> bool:
         assert parent.poll() is None
-        family = psutil.Process(parent.pid).children(recursive=True)
+        family[:] = psutil.Process(parent.pid).children(recursive=True)
+        return any(map(_serves, family))
+
+    eventually(is_there, "a llama-server")
     return family
 
 

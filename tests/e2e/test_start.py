@@ -142,7 +142,7 @@ def test_next_generation_serves_after_a_kill(tiny_model: Path, fake_server: Call
 def test_stream_cut_by_a_crash_never_looks_complete(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server("token_s=0.05", "tokens=100")) as running:
+    with llamasup(tiny_model, "--runtime", fake_server("token_s=0.05", "tokens=10000")) as running:
         url = running.url
         (child,) = running.children()
         body = {"prompt": "x", "stream": True}

@@ -12,7 +12,6 @@ from tests.patience import PATIENCE_S
 __all__ = ["Remains", "folders_of", "processes_of", "remains_of", "seconds_until_gone"]
 
 
-GONE_WITHIN_S = 2.0  # S14
 Remains = tuple[str, ...]
 
 
@@ -71,7 +70,7 @@ def _paths_below(folder: Path) -> list[str]:
 
 def remains_of(home: Path, ready_file: Path) -> Remains:
     """Everything that a finished run should have removed. Logs and the load history may stay."""
-    deadline_s = time.monotonic() + GONE_WITHIN_S  # the guardian ends a moment after llamasup
+    deadline_s = time.monotonic() + PATIENCE_S  # the guardian ends a moment after llamasup
     while (processes := processes_of(home)) and time.monotonic() < deadline_s:
         time.sleep(0.005)
     left = [f"process {pid}" for pid in processes]

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,11 @@ def test_killed_node_loses_no_request_without_an_answer(nodes: Nodes, tiny_model
 
 
 def test_stream_of_a_killed_node_ends_with_an_error_event(nodes: Nodes, tiny_model: Path) -> None:
-    desk = nodes.start("desk", {"tale": model(tiny_model)})
+    desk = nodes.start("desk", {"tale": model(tiny_model, ctx_size=32_768, parallel=1)})
     front = nodes.start("front", {}, nodes.peer(desk))
     front.until("desk", "ready")
     with front.client as client:
-        asked = body(model="tale", stream=True, max_tokens=900, ignore_eos=True)
+        asked = body(model="tale", stream=True, max_tokens=30_000, ignore_eos=True)
         with client.stream("POST", "/v1/completions", json=asked) as answer:
             received = b""
             with pytest.raises(httpx.RemoteProtocolError):
@@ -237,7 +238,8 @@ def test_own_model_is_used_first_and_that_of_another_node_when_it_is_busy(
             waiting = clients.submit(front.ask, "tale")  # here, as no other node is left
             eventually(lambda: queued(front, "tale") == 1, every_s=0.02)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # llamasup restarts a server that has hung for 16 s
+                os.kill(pid, signal.SIGCONT)
         assert [busy.result().status_code, waiting.result().status_code] == [200, 200]
 
 

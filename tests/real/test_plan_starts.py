@@ -26,6 +26,7 @@ from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.probe import hardware
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.real,
@@ -45,9 +46,9 @@ class Started:
     log: Path
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("localhost", timeout=30)
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE_S)
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(30)
+        connection.sock.settimeout(PATIENCE_S)
         connection.sock.connect(self.socket)
         connection.request("POST", path, json.dumps(body))
         with connection.getresponse() as response:
@@ -108,7 +109,7 @@ class Launcher:
                 yield server
             finally:
                 child.terminate()
-                _, rest = child.communicate(timeout=30)
+                _, rest = child.communicate(timeout=PATIENCE_S)
                 sink.write(b"".join(lines) + rest)
                 (self.folder / "child.sock").unlink(missing_ok=True)  # llama-server leaves it
         assert child.returncode == 0

@@ -70,10 +70,11 @@ def test_request_is_chosen_and_cancelled(
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime, "--parallel", "1", "--ctx-size", "32768") as running:
         running.wait_for("ready")
-        reader = Reader(running, "the-request", tokens=30_000)
         terminal = Terminal(command("top", "--pid", str(running.pid)))
         try:
-            assert "\x1b[?1049h" in terminal.shows("the-request")  # the other screen of the terminal
+            assert "\x1b[?1049h" in terminal.shows(r"tiny +ready")  # the other screen of the terminal
+            reader = Reader(running, "the-request", tokens=30_000)
+            terminal.shows("the-request")
             terminal.shows(r"generating")
             terminal.press("k")  # up, from the last line
             terminal.press("c")

@@ -25,7 +25,7 @@ from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 
-LONG = 3000  # tokens
+LONG = 20_000  # tokens: it takes seconds
 SECRET = "a word of the prompt"
 
 
@@ -72,7 +72,7 @@ def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path, tmp_path: Pa
     crashed, go_on = tmp_path / "crashed", tmp_path / "go_on"
     os.mkfifo(go_on)
     wrapper = wrapped_runtime(tmp_path, runtime, f"[ -e {crashed} ] && read -r _ < {go_on}")
-    options = ("--runtime", wrapper, "--parallel", "1")
+    options = ("--runtime", wrapper, "--parallel", "1", "--ctx-size", "32768")
     with collector() as received, llamasup(tiny_model, *options, env=environ(received.url)) as running:
         running.wait_for("ready")
         began_ns = time.time_ns()
@@ -115,11 +115,15 @@ def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path, tmp_path: Pa
     for name, tokens in (("stream", LONG), ("plain", 300)):
         _, attributes, seconds = spans[name]
         assert list(seconds) == ["queue", "prompt", "generation"]
-        assert seconds["generation"] == pytest.approx(tokens / attributes["llamasup.tokens_per_s"], rel=0.5)
+        expected_s = tokens / attributes["llamasup.tokens_per_s"]
+        # The last tokens of a stream take a while from llama-server to llamasup on a busy machine.
+        assert seconds["generation"] >= 0.5 * expected_s
+        assert name == "stream" or seconds["generation"] == pytest.approx(expected_s, rel=0.5)
     # There is one slot, so the second request waits in the queue for the end of the first.
     first, second = spans["stream"][0], spans["plain"][0]
     sent_ns = second.start_time_unix_nano + spans["plain"][2]["queue"] * 1e9
-    assert second.start_time_unix_nano < first.end_time_unix_nano < sent_ns + 1e6
+    # (The end is noted after the slot was passed on.)
+    assert second.start_time_unix_nano < first.end_time_unix_nano < sent_ns + 0.5e9
     assert next(iter(spans["after"][2])) == "load"
 
 
@@ -129,7 +133,8 @@ def test_collector_that_hangs_or_is_missing_delays_neither_requests_nor_the_end(
 ) -> None:
     def run(url: str, until: Callable[[Llamasup], object]) -> tuple[str, float]:
         """What llamasup wrote, and how long its end took."""
-        with llamasup(tiny_model, "--runtime", runtime, env=environ(url)) as running:
+        patient = environ(url, OTEL_EXPORTER_OTLP_TIMEOUT="600000")  # ms
+        with llamasup(tiny_model, "--runtime", runtime, env=patient) as running:
             running.wait_for("ready")
             assert {ask(running, f"r-{number}", 2) for number in range(20)} == {200}
             until(running)
@@ -149,5 +154,5 @@ def test_collector_that_hangs_or_is_missing_delays_neither_requests_nor_the_end(
         hanging.hangs = True
         _, hanging_s = run(hanging.url, lambda _: hanging.asked.wait(PATIENCE_S))
     print(f"end: {working_s:.2f} s, dead collector {dead_s:.2f} s, hanging collector {hanging_s:.2f} s")
-    assert dead_s < working_s + 1.0
-    assert hanging_s < working_s + 5.0  # it waits for the collector for at most one second
+    for ended_s in (dead_s, hanging_s):  # it waits for the collector for at most one second, not 600
+        assert ended_s < working_s + PATIENCE_S / 2

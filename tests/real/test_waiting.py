@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +15,11 @@ import openai
 import psutil
 import pytest
 
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.patience import eventually
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
@@ -37,15 +40,12 @@ def server_of(running: Llamasup) -> psutil.Process:
     return child
 
 
-def requests(url: str) -> tuple[float, float]:
-    """The numbers of requests in flight and in the queue."""
-    text = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
-    found = [
-        re.search(rf'^llamasup_{gauge}\{{model="tiny"\}} ([\d.]+)$', text, re.M)
-        for gauge in ("in_flight", "queued")
-    ]
-    in_flight, queued = (float(found_item[1]) if found_item else 0.0 for found_item in found)
-    return in_flight, queued
+def requests(running: Llamasup) -> tuple[int, int]:
+    """The numbers of requests in flight and in the queue. llama-server is not asked."""
+    socket = select_running(discover(), running.pid).socket
+    with ControlClient(ControlAddress(socket=socket)) as client:
+        (model,) = client.status()["models"]
+    return model["in_flight"], model["queued"]
 
 
 @pytest.mark.slow
@@ -61,11 +61,12 @@ def test_server_killed_before_the_first_byte_loses_none_of_eight_requests(
             return httpx.post(f"{url}/completion", json={**body, "n_predict": 700 + n}, timeout=PATIENCE_S)
 
         # The first request loads the control application; later ones are fast.
-        assert requests(url) == (0, 0)
+        assert requests(running) == (0, 0)
+        server = server_of(running)
+        server.suspend()  # so that no answer comes before all requests are there
         answers = [crowd.submit(ask, n) for n in range(8)]
-        while requests(url) != (4, 4):
-            assert not any(answer.done() for answer in answers)
-        server_of(running).send_signal(signal.SIGKILL)
+        eventually(lambda: requests(running) == (4, 4), "four requests in flight, and four that wait")
+        server.send_signal(signal.SIGKILL)
         for n, answer in enumerate(answers):
             response = answer.result(PATIENCE_S)
             assert response.status_code == 200, response.text

@@ -31,7 +31,8 @@ __all__ = ["COUNTS", "KEYS", "UsageLoad", "counts_of", "write_keys"]
 
 KEYS = ("phone", "laptop", "build")
 COUNTS = ("requests", "errors", "tokens_prompt", "tokens_cached", "tokens_completion", "unreported")
-LONG = 1500  # tokens: more than a server generates before it is killed
+LONG = 1500  # tokens of the answer after a crash
+CUT = 7000  # tokens of an answer that does not reach its end
 CONNECTIONS = 6
 TEXT = "once upon a time there was a small server that answered every request with great care"
 
@@ -80,12 +81,13 @@ class UsageLoad:
             next(left)
             left.close()
             eventually(lambda: self._status()["in_flight"] == 0)
+            (child,) = self._running.children()
             cut = [self._long_stream(client, KEYS[0]) for _ in range(2)]
             for lines in cut:
                 next(lines)
+            child.suspend()  # so that no stream ends before the kill
             replayed = threads.submit(self._replayed)
             eventually(lambda: self._status()["in_flight"] == 3)
-            (child,) = self._running.children()
             child.send_signal(signal.SIGKILL)
             for lines in cut:
                 assert any('"error"' in line for line in lines)
@@ -149,7 +151,7 @@ class UsageLoad:
             self.counted[key] += counts
 
     def _long_stream(self, client: httpx.Client, key: str) -> Generator[str]:
-        body = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": LONG, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": CUT, "ignore_eos": True}
         request = {**body, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=request, headers=_key(key)) as answer:
             assert answer.status_code == 200

@@ -47,7 +47,7 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_mo
     assert run.event("stopped")
     assert run.wait() == 0
     assert windows.left() == []
-    assert windows.processes() == []
+    eventually(lambda: windows.processes() == [])
 
 
 def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows, tiny_model: Path) -> None:

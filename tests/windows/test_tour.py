@@ -112,10 +112,13 @@ def test_front_serves_the_model_of_another_node(windows: Windows, tiny_model: Pa
 
 
 def test_tune_measures_and_leaves_nothing(windows: Windows, tiny_model: Path) -> None:
-    tune = windows.start("tune", tiny_model, "--minutes", "0.2", "--json", stdin="NUL")
-    assert tune.wait() == 0, tune.errors
+    for minutes in ("0.2", "1", "4"):  # too short for one comparison on a busy machine
+        tune = windows.start("tune", tiny_model, "--minutes", minutes, "--json", stdin="NUL")
+        if (code := tune.wait()) != 75:
+            break
+    assert code == 0, tune.errors
     assert json.loads(tune.output())["default"]
-    assert windows.processes() == []
+    eventually(lambda: windows.processes() == [])
     assert windows.left() == []
 
 
