@@ -39,7 +39,7 @@ def test_load_shows_its_percent_and_its_remaining_time(
     progress = model.get_by_role("progressbar", name="Progress of large")
     expect(progress).to_have_count(0)
     body = {"model": "large", "prompt": "Once", "max_tokens": 2}
-    with ThreadPoolExecutor(1) as clients, slowed(console.running.pid, stopped_s=0.3) as freed:
+    with ThreadPoolExecutor(1) as clients, slowed(console.running.pid) as freed:
         url = f"{console.url}/v1/completions"
         answer = clients.submit(httpx.post, url, json=body, timeout=PATIENCE_S)
         expect(model.locator(".progress")).to_have_text(re.compile(rf"^\s*{LEFT}$"))

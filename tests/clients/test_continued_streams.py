@@ -99,9 +99,9 @@ def test_client_gets_the_whole_answer(read: Reader, runtime: str, own_folders: P
         whole = "".join(read(served))
         for number in range(1, TRIES + 1):
             text = ""
+            (server,) = [child for child in running.children() if "--host" in child.cmdline()]
             for delta in read(served):
                 if not text:
-                    (server,) = [child for child in running.children() if "--host" in child.cmdline()]
                     server.send_signal(signal.SIGKILL)
                 text += delta
             assert text == whole

@@ -18,16 +18,15 @@ NOT_MAPPED = ("--load-mode", "none")
 """A load that a signal stops at any megabyte. The kernel maps a whole file in one step."""
 
 _READING_BYTES = 24 << 20  # more than the libraries of a Python process
-_STARTS_S, _LOADS_S, _STOPPED_S = 0.02, 0.004, 0.05
+_STARTS_S, _LOADS_S = 0.02, 0.004
+_STOPPED_S = 0.3  # long, because on a busy machine it runs for longer at a time than it should
 
 
 @contextmanager
-def slowed(llamasup_pid: int, *, stopped_s: float = _STOPPED_S) -> Iterator[threading.Event]:
-    """Its next llama-server reads a few megabytes at a time, until the event is set. ``stopped_s``: how long
-    it stops after each of them.
-    """
+def slowed(llamasup_pid: int) -> Iterator[threading.Event]:
+    """Its next llama-server reads a few megabytes at a time, until the event is set."""
     freed = threading.Event()
-    thread = threading.Thread(target=_slow_down, args=(llamasup_pid, freed, stopped_s))
+    thread = threading.Thread(target=_slow_down, args=(llamasup_pid, freed))
     thread.start()
     try:
         yield freed
@@ -36,7 +35,7 @@ def slowed(llamasup_pid: int, *, stopped_s: float = _STOPPED_S) -> Iterator[thre
         thread.join(PATIENCE_S)
 
 
-def _slow_down(llamasup_pid: int, freed: threading.Event, stopped_s: float) -> None:
+def _slow_down(llamasup_pid: int, freed: threading.Event) -> None:
     child = None
     while child is None and not freed.wait(0.001):
         child = next(_servers(llamasup_pid), None)
@@ -46,7 +45,7 @@ def _slow_down(llamasup_pid: int, freed: threading.Event, stopped_s: float) -> N
             assert time.monotonic() < began_s + PATIENCE_S
             reads = child.io_counters().read_chars >= _READING_BYTES
             child.send_signal(signal.SIGSTOP)
-            freed.wait(stopped_s if reads else 0.0)
+            freed.wait(_STOPPED_S if reads else 0.0)
             child.send_signal(signal.SIGCONT)
             freed.wait(_LOADS_S if reads else _STARTS_S)
 

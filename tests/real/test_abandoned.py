@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.real.test_queueing import CONTEXT, Occupant
+from tests.real.test_queueing import Occupant
 
 pytestmark = pytest.mark.real
 
@@ -27,8 +27,8 @@ def running(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Llamasup
     keys = tmp_path / "keys"
     keys.write_text("streams name=streams rights=inference,control\none name=one concurrent=1\n")
     keys.chmod(0o600)
-    options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT, "--api-key-file", str(keys))
-    with llamasup(tiny_model, *options) as llamasup_process:
+    options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", "65536", "--api-key-file", str(keys))
+    with llamasup(tiny_model, *options, "--", "--context-shift") as llamasup_process:
         yield llamasup_process
         assert llamasup_process.stop() == 0
 
@@ -102,7 +102,7 @@ def test_next_queued_request_gets_the_permit_when_the_slot_is_idle(
 
 
 def test_slot_of_abandoned_plain_request_is_freed_before_the_last_token(running: Llamasup) -> None:
-    send_and_disconnect(running, 1, n_predict=20_000)
+    send_and_disconnect(running, 1, n_predict=60_000)
     before = gauge(running, "llamacpp:tokens_predicted_total")
     deadline = time.monotonic() + PATIENCE_S
     while send_short_request(running).status_code == 429:
@@ -110,4 +110,4 @@ def test_slot_of_abandoned_plain_request_is_freed_before_the_last_token(running:
         time.sleep(1.5)
         assert time.monotonic() < deadline, "its quota was not given back"
     assert busy_slots(running) == 0
-    assert gauge(running, "llamacpp:tokens_predicted_total") - before < 20_000
+    assert gauge(running, "llamacpp:tokens_predicted_total") - before < 60_000

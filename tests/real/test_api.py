@@ -202,13 +202,13 @@ async def test_concurrent_switches_run_one_after_the_other(
     runtime: str, tiny_model: Path, other_model: Path
 ) -> None:
     async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
-        answers = tasks.create_task(statuses(server, LONG, 6))
+        answers = tasks.create_task(statuses(server, LONG, REQUESTS))
         await until_requests_wait(server)
         switches = [
             tasks.create_task(server.switch(other_model, ctx_size=size)) for size in (1024, 768, 1280)
         ]
         await asyncio.wait(switches)
-        assert await answers == [200] * 6
+        assert await answers == [200] * REQUESTS
         assert model_status(server)["ctx_size"] == 1280
 
 
@@ -216,8 +216,8 @@ async def test_concurrent_switches_run_one_after_the_other(
 async def test_cancelled_stream_ends_with_the_error_event_and_frees_its_slot(
     runtime: str, tiny_model: Path
 ) -> None:
-    async with serving(tiny_model, runtime, parallel=1, ctx_size=4096) as server:
-        ask = {**LONG, "model": "chat", "max_tokens": 3_000, "stream": True}
+    async with serving(tiny_model, runtime, parallel=1, ctx_size=32_768) as server:
+        ask = {**LONG, "model": "chat", "max_tokens": 30_000, "stream": True}
         headers = {"X-Request-Id": "mine"}
         lines = []
         with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: the answer is not complete
@@ -240,7 +240,7 @@ async def test_cancelled_stream_ends_with_the_error_event_and_frees_its_slot(
 @in_loop
 async def test_cancelled_switch_is_rolled_back(runtime: str, tiny_model: Path, other_model: Path) -> None:
     async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
-        answers = tasks.create_task(statuses(server, LONG, 4))
+        answers = tasks.create_task(statuses(server, LONG, REQUESTS))
         await until_requests_wait(server)
         events = server.events()
         switch = tasks.create_task(server.switch(other_model, ctx_size=1024))
@@ -248,7 +248,7 @@ async def test_cancelled_switch_is_rolled_back(runtime: str, tiny_model: Path, o
             if event.get("state") == "starting":
                 break
         switch.cancel()
-        assert await answers == [200] * 4
+        assert await answers == [200] * REQUESTS
         async with asyncio.timeout(PATIENCE_S):
             while (model_status(server)["state"], model_status(server)["ctx_size"]) != ("ready", 512):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

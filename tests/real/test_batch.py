@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 
 LINES = 600
 KILLS = 6
-LONG = {"max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+LONG = {"max_tokens": 3000, "temperature": 0, "ignore_eos": True}
 OF_ANOTHER = {"prompt": "Hello", "n_predict": 2000, "ignore_eos": True, "stream": True}
 
 

@@ -177,7 +177,7 @@ def test_mistakes_of_the_input_fail_the_batch_by_line(
 def test_batch_is_cancelled_with_its_answers_so_far(
     runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:
-    bodies = prompts(200, max_tokens=200, ignore_eos=True)
+    bodies = [*prompts(4), *prompts(196, max_tokens=2000, ignore_eos=True)]
     with serving(config_of(tmp_path, tiny_model, runtime)) as running, client_of(running) as client:
         batch = begin(client, write(tmp_path / "in.jsonl", bodies))
         waiting = begin(client, write(tmp_path / "in.jsonl", bodies))

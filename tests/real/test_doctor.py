@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import command, llamasup, run_to_end
+from tests.patience import eventually
 
 pytestmark = pytest.mark.real
 
@@ -82,7 +83,7 @@ def test_doctor_reports_api_key_in_system_config_that_locks_llamasup_out(
 
 
 def test_report_contains_events_and_log_and_neither_prompt_nor_key(
-    runtime: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "plantedkey-0123456789"
     monkeypatch.setenv("LLAMASUP_API_KEY", key)
@@ -94,6 +95,8 @@ def test_report_contains_events_and_log_and_neither_prompt_nor_key(
         # llama-server quotes a grammar that it cannot read.
         grammar = "root ::= plantedgrammar \n plantedline"
         assert client.post(url, json={"prompt": "planted", "grammar": grammar}).status_code == 400
+        log = own_folders / "state" / "llamasup" / "logs" / "tiny.log"
+        eventually(lambda: "prompt eval time" in log.read_text())
         done = run_to_end(
             "doctor", str(tiny_model), "--runtime", runtime, "--port", "0", "--report", str(path)
         )

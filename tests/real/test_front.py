@@ -29,7 +29,8 @@ def test_tls_serves_chats_and_streams_and_a_disconnect_frees_the_slot(
     runtime: str, tiny_model: Path, certificate: tuple[str, str]
 ) -> None:
     chain, key = certificate
-    options = ("--runtime", runtime, "--tls-cert", chain, "--tls-key", key, "--parallel", "1")
+    tls = ("--tls-cert", chain, "--tls-key", key)
+    options = ("--runtime", runtime, *tls, "--parallel", "1", "--", "--context-shift")
     with llamasup(tiny_model, *options) as running:
         assert running.url.startswith("https://127.0.0.1:")
         trusted = ssl.create_default_context(cafile=chain)

@@ -102,7 +102,9 @@ def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
 
 def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
     """The same prefill with a policy that ignores CPU time."""
-    no_busy_process = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
+    no_busy_process = replace(
+        QUICK, busy_cores=1e9, busy_read_bytes_s=1e18, pause_factor=0.0, health_timeout_s=PATIENCE_S
+    )
 
     async def test() -> None:
         async with serving(
@@ -127,19 +129,19 @@ def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> No
         async with serving(
             large_model,
             runtime=runtime,
-            liveness=replace(QUICK, health_timeout_s=PATIENCE_S),
+            liveness=replace(QUICK, stall_s=4.0, health_timeout_s=PATIENCE_S),
             settings=Settings(ctx_size=2048, parallel=2, threads=ONE_THREAD),
         ) as server:
             await server.reaches(State.READY, 1)
-            plain = asyncio.create_task(server.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
+            plain = asyncio.create_task(server.complete(n_predict=200, ignore_eos=True))  # noqa: TID251
             async with server.client.stream(
                 "POST",
                 "/completion",
-                json={"prompt": "Once", "n_predict": 100, "ignore_eos": True, "stream": True},
+                json={"prompt": "Once", "n_predict": 200, "ignore_eos": True, "stream": True},
             ) as stream:
                 text = (await stream.aread()).decode()
-            assert '"tokens_predicted":100,' in text
-            assert (await plain).json()["tokens_predicted"] == 100
+            assert '"tokens_predicted":200,' in text
+            assert (await plain).json()["tokens_predicted"] == 200
             assert server.runner.instance.generation == 1
 
     run(test)

@@ -109,9 +109,9 @@ def _kill(running: Llamasup, family: list[psutil.Process]) -> float:
 
 
 def test_client_of_a_killed_server_gets_cause_and_remedy(runtime: str, tiny_model: Path) -> None:
-    body = {"prompt": "Once", "n_predict": 100_000, "stream": True, "ignore_eos": True}
+    body = {"prompt": "Once", "n_predict": 10_000_000, "stream": True, "ignore_eos": True}
     with (
-        llamasup(tiny_model, "--runtime", runtime) as running,
+        llamasup(tiny_model, "--runtime", runtime, "--", "--context-shift") as running,
         httpx.Client(timeout=60) as client,
         client.stream("POST", f"{running.url}/completion", json=body) as answer,
     ):

@@ -159,10 +159,11 @@ def test_repeated_crashes_of_one_model_do_not_affect_the_others(runtime: str, tm
         pids = {model["id"]: model["pid"] for model in server.status()["models"]}
         killed: set[int] = set()
         over = threading.Event()
+        events = server.events()
 
         def crash() -> None:
             """Kill each new process of the model until llamasup gives up."""
-            for event in server.events():
+            for event in events:
                 if event.get("model") == "recurrent" and event.get("state") in ("warming", "ready"):
                     pid = next(
                         model["pid"] for model in server.status()["models"] if model["id"] == "recurrent"

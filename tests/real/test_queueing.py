@@ -24,8 +24,8 @@ from tests.real.clients import bare_server, environment
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-MAX_TOKENS = 60_000  # of an occupant, which is disconnected before
-CONTEXT = str(MAX_TOKENS + 500)
+CONTEXT = "20500"
+ENDLESS = 10_000_000  # tokens of an occupant, which is disconnected before
 
 
 class Occupant:
@@ -55,7 +55,7 @@ class Occupant:
         return self._thread.is_alive()
 
     def _read(self) -> None:
-        body = {"prompt": "Once", "n_predict": MAX_TOKENS, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once", "n_predict": ENDLESS, "ignore_eos": True, "stream": True}
         url = f"{self._url}/completion"
         with httpx.stream("POST", url, json=body, headers=self._headers, timeout=PATIENCE_S) as stream:
             for _ in stream.iter_raw():
@@ -110,7 +110,7 @@ def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
 ) -> None:
     log = tmp_path / "access.log"
     limits = ("--parallel", "2", "--max-concurrent", "1", "--max-queued", "7", "--ctx-size", CONTEXT)
-    options = (*limits, "--access-log", str(log))
+    options = (*limits, "--access-log", str(log), "--", "--context-shift")
     with llamasup(tiny_model, "--runtime", runtime, *options) as running, Occupant(running.url) as occupant:
         crowd = Crowd(running.url, threads)
         queue = [
@@ -147,8 +147,9 @@ def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
 def test_model_gets_as_many_concurrent_requests_as_slots_by_default(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor
 ) -> None:
+    options = ("--parallel", "2", "--ctx-size", CONTEXT, "--", "--context-shift")
     with (
-        llamasup(tiny_model, "--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT) as running,
+        llamasup(tiny_model, "--runtime", runtime, *options) as running,
         Occupant(running.url) as first,
         Occupant(running.url) as second,
     ):
@@ -173,7 +174,7 @@ def keepalive_proxy(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[
     """A proxy with one permit for a real server. A stream that waits gets a comment after 20 ms."""
     path = str(tmp_path / "s.sock")
     program = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
-    command = [*program, "--model", str(tiny_model), "--host", path, "--ctx-size", CONTEXT]
+    command = [*program, "--model", str(tiny_model), "--host", path, "--ctx-size", CONTEXT, "--context-shift"]
     env = environment(None if runtime == "embedded" else runtime, tmp_path)
     with bare_server([*command, "--parallel", "1"], env=env):
         config = ProxyConfig(stream_keepalive_s=0.02, limits=Limits(sweep_s=0.01))
@@ -217,7 +218,7 @@ def test_openai_client_raises_errors_of_llama_server_after_comments(keepalive_pr
     with Occupant(address_of(keepalive_proxy)) as occupant, client_of(keepalive_proxy) as client:
         stream = client.chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": "too long " * MAX_TOKENS}],
+            messages=[{"role": "user", "content": "too long " * 20_000}],
             max_tokens=8,
             stream=True,
         )
