@@ -207,8 +207,14 @@ class Rig:
         """Deploy this config, and wait until no replica of another one is left."""
         self.write(**more)
         self.deploy()
-        least = (more.get("fleet") or {}).get("min_replicas", 0)
-        eventually(lambda: len(self.llama_servers()) == least, "the end of other replicas", every_s=0.1)
+        fleet: Mapping[str, Any] = more.get("fleet") or {}
+        least, may_sleep = int(fleet.get("min_replicas", 0)), fleet.get("when_idle") == "sleep"
+
+        def has_settled() -> bool:
+            servers = len(self.llama_servers())
+            return servers <= least if may_sleep else servers == least
+
+        eventually(has_settled, "the end of other replicas", every_s=0.1)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``llamasup fleet …``"""
