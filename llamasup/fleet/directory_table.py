@@ -20,7 +20,7 @@ ROOM_AFTER_S: Final = 10.0
 say whether a replica waits for a place or for its Python. With two cores and a load of 12, Python took 4 s.
 """
 _ENDS_WITHIN_S: Final = 20.0  # a node that makes room begins to leave
-_FRESH_S: Final = 5.0  # a node with an older report may be gone, and one that has not done what it should
+_FRESH_S: Final = 5.0  # a node that has not reported, or not woken, for as long may be gone
 _NEXT_ROUND_S: Final = 600.0
 """How long a model waits after all sleeping nodes were asked in vain: it may fit on no machine."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
