@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
 
@@ -149,15 +150,13 @@ class DirectoryTable:
         requests = self._waiting()[nodes[0].model] + sum(load.busy + load.queued for load in awake)
         lacking = requests - sum(load.slots for load in awake)
         asleep = [report for report in nodes if report.load.asleep]
-        for report in sorted(asleep, key=lambda report: -self._asleep_since_s[report.name]):
-            if lacking <= 0:
-                break
-            if report.name == node:
-                self._woken_s.setdefault(node, now_s)
-                return True
-            if self._will_wake(report.name, now_s):
-                lacking -= report.load.slots
-        return False
+        asleep.sort(key=lambda report: -self._asleep_since_s[report.name])
+        before = takewhile(lambda report: report.name != node, asleep)
+        lacking -= sum(report.load.slots for report in before if self._will_wake(report.name, now_s))
+        if lacking <= 0:
+            return False
+        self._woken_s.setdefault(node, now_s)
+        return True
 
     def _will_wake(self, node: str, now_s: float) -> bool:
         reported_s, woken_s = self._nodes[node][1], self._woken_s.get(node, now_s)
