@@ -17,6 +17,7 @@ __all__ = ["FORWARD", "PromptRouter"]
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""
 _CONVERSATION: Final = "_llamasup_conversation"
+_WAKES: Final = "_llamasup_wakes"
 _WAKES_S: Final = 5.0
 """By then, a replica that was woken has reported it: each second to Serve, which tells it to its routers."""
 
@@ -62,7 +63,9 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
                 self._affinity.add(replica_id)
             loads = [(replica_id, self._load(replica)) for replica_id, replica in by_id.items()]
             chosen = by_id[self._affinity.pick(loads, _conversation_of(pending_request))]
-            self._note_waking(chosen)
+            wakes = self._note_waking(chosen)
+            if wakes and pending_request is not None:
+                vars(pending_request)[_WAKES] = chosen.replica_id
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # before a second attempt
         return [[chosen], *([other] for other in self._others(chosen, candidate_replicas))]
@@ -75,23 +78,30 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve could reach this replica, which need not be the chosen one."""
+        chosen = vars(pending_request).pop(_WAKES, replica_id)
+        if chosen != replica_id:
+            self._woken_s.pop(chosen, None)  # it sleeps on
         replica = self.curr_replicas.get(replica_id)
         if replica is not None and len(self.curr_replicas) > 1:
             self._affinity.add(replica_id)
             self._affinity.note(replica_id, _conversation_of(pending_request))
             self._note_waking(replica)
 
-    def _note_waking(self, replica: RunningReplica) -> None:
-        if is_asleep(replica.routing_stats):
-            self._woken_s[replica.replica_id] = time.monotonic()
+    def _note_waking(self, replica: RunningReplica) -> bool:
+        """Whether it has slept until now."""
+        if not is_asleep(replica.routing_stats):
+            return False
+        before = self._is_woken(replica.replica_id)
+        self._woken_s[replica.replica_id] = time.monotonic()
+        return not before
+
+    def _is_woken(self, replica_id: ReplicaID) -> bool:
+        woken_s = self._woken_s.get(replica_id)
+        return woken_s is not None and time.monotonic() - woken_s < _WAKES_S
 
     def _load(self, replica: RunningReplica) -> float:
-        woken_s = self._woken_s.get(replica.replica_id)
-        return routing_load(
-            replica.routing_stats,
-            self.replica_queue_len_cache.get(replica.replica_id),
-            woken=woken_s is not None and time.monotonic() - woken_s < _WAKES_S,
-        )
+        sent = self.replica_queue_len_cache.get(replica.replica_id)
+        return routing_load(replica.routing_stats, sent, woken=self._is_woken(replica.replica_id))
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:

@@ -157,6 +157,18 @@ async def test_replica_that_is_awake_comes_before_one_that_sleeps() -> None:
 
 
 @async_test
+async def test_replica_that_serve_could_not_reach_sleeps_on() -> None:
+    replicas = Replicas("a", "b")
+    for asleep in replicas.known:
+        asleep.routing_stats = ASLEEP
+    pending = pending_request(body_of("hello"))
+    (chosen,), (other,) = await replicas.router.choose_replicas(replicas.known, pending)
+    replicas.router.on_request_routed(pending, other.replica_id, None)
+    for words in ("good day", "good evening", "good night"):
+        assert (await replicas.chosen(words))[0] == [other.name], f"{chosen.name} has got no request"
+
+
+@async_test
 async def test_replica_that_sleeps_has_lost_its_caches() -> None:
     replicas = Replicas("a", "b")
     talk = ("k" * 50,)
