@@ -42,7 +42,7 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
         self._woken_s = {
             replica_id: at_s
             for replica_id, at_s in self._woken_s.items()
-            if replica_id in known and time.monotonic() - at_s < _WAKES_S
+            if replica_id in known and self._is_woken(replica_id)
         }
         self._affinity.keep(
             [
@@ -55,26 +55,22 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        if len(candidate_replicas) == 1:  # most models: no prompt has to be read
-            chosen = candidate_replicas[0]
-        else:
-            by_id = {replica.replica_id: replica for replica in candidate_replicas}
-            for replica_id in by_id:
-                self._affinity.add(replica_id)
-            loads = [(replica_id, self._load(replica)) for replica_id, replica in by_id.items()]
-            chosen = by_id[self._affinity.pick(loads, _conversation_of(pending_request))]
-            wakes = self._note_waking(chosen)
-            if wakes and pending_request is not None:
-                vars(pending_request)[_WAKES] = chosen.replica_id
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # before a second attempt
-        return [[chosen], *([other] for other in self._others(chosen, candidate_replicas))]
-
-    def _others(self, chosen: RunningReplica, candidates: list[RunningReplica]) -> list[RunningReplica]:
-        """Two, the least busy one first; equal ones in any order."""
-        others = [replica for replica in candidates if replica is not chosen]
-        random.shuffle(others)
-        return sorted(others, key=self._load)[:2]
+        if len(candidate_replicas) == 1:  # most models: no prompt has to be read
+            return [candidate_replicas]
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        for replica_id in by_id:
+            self._affinity.add(replica_id)
+        loads = {replica_id: self._load(replica) for replica_id, replica in by_id.items()}
+        chosen = by_id.pop(self._affinity.pick(list(loads.items()), _conversation_of(pending_request)))
+        wakes = self._note_waking(chosen)
+        if wakes and pending_request is not None:
+            vars(pending_request)[_WAKES] = chosen.replica_id
+        others = list(by_id)
+        random.shuffle(others)  # equal ones in any order
+        others.sort(key=loads.__getitem__)
+        return [[chosen], *([by_id[replica_id]] for replica_id in others[:2])]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve could reach this replica, which need not be the chosen one."""
