@@ -354,27 +354,27 @@ def test_answer_is_stopped_and_the_talk_cleared(page: Page) -> None:
 
 def test_text_that_is_typed_during_a_change_stays(page: Page, console: Console) -> None:
     held: list[Route] = []
-    page.route("**/v1/config", lambda route: held.append(route) if is_put(route) else route.continue_())
     show(page, "Config")
     editor, apply = page.get_by_label("Config file"), page.get_by_role("button", name="Apply")
     before = console.config.read_text()
+    expect(editor).to_have_value(before)
+    page.route("**/v1/config", lambda route: held.append(route))
     editor.fill(f"# one\n{before}")
     expect(apply).to_be_enabled()
     apply.click()
     eventually(lambda: page.title() and held)
     editor.fill(f"# two\n{before}")
-    held[0].continue_()
+    held.pop().continue_()
+    expect(page.get_by_role("heading", name="What this text would change")).to_be_visible()
     expect(page.get_by_role("heading", name="Applied")).to_be_visible()
+    eventually(lambda: page.title() and held)
+    expect(apply).to_be_disabled()  # the version that it has to name is not read yet
+    held.pop().continue_()
+    page.unroute("**/v1/config")
     expect(editor).to_have_value(f"# two\n{before}")
     apply.click()  # it is a change of what was applied before
-    eventually(lambda: page.title() and len(held) == 2)
-    held[1].continue_()
     eventually(lambda: page.title() and console.config.read_text() == f"# two\n{before}")
     expect(apply).to_be_disabled()
-
-
-def is_put(route: Route) -> bool:
-    return route.request.method == "PUT"
 
 
 def test_edit_survives_a_visit_of_another_page(page: Page, console: Console) -> None:

@@ -543,7 +543,7 @@ def test_a_tuning_gives_way_to_the_requests_of_a_running_llamasup(tiny_model: Pa
                 assert "later" in line
                 eventually(lambda: not _servers_of(running.pid), "the end of the servers under measurement")
                 next(chunks)
-            next(line for line in running.stderr if "pairs" in line)  # it goes on
+            next(line for line in running.stderr if "min left" in line)  # it goes on
         finally:
             running.send_signal(signal.SIGINT)
             running.stderr.read()

@@ -21,6 +21,7 @@ export default function Config() {
   const [check, setCheck] = useState({ value: null, error: null });
   const [error, setError] = useState(null);
   const [applied, setApplied] = useState(null);
+  const [applying, setApplying] = useState(false); // until the new version is known: the old one is refused
   const text = draft?.text ?? config?.text ?? "";
   const read = async () => {
     try {
@@ -56,6 +57,7 @@ export default function Config() {
   const apply = async () => {
     setError(null);
     setApplied(null);
+    setApplying(true);
     try {
       setApplied(await control("PUT", "config", { body: draft }));
       const found = await get("config");
@@ -64,6 +66,8 @@ export default function Config() {
       update({ draft: typed && typed.text !== draft.text ? { text: typed.text, version: found.version } : null });
     } catch (problem) {
       setError(problem);
+    } finally {
+      setApplying(false);
     }
   };
   const discard = async () => {
@@ -81,7 +85,7 @@ export default function Config() {
     <${Problem} error=${check.error} />
     <${Problem} error=${error} />
     ${error?.status === 409 && html`<p class="note">Copy your text first: “Read again” replaces it.</p>`}
-    <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok} onClick=${apply}>Apply</button>
+    <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok || applying} onClick=${apply}>Apply</button>
       <button class="quiet" onClick=${discard}>Read again</button></p>
     ${applied && html`<${Changes} title="Applied" changes=${applied} />`}`;
 }
