@@ -77,8 +77,8 @@ def routing_load(stats: Mapping[str, Any], sent: int | None, *, woken: bool = Fa
     sleeps.
 
     ``stats``: what the replica reported last to Serve's routers (``routing_stats``); empty if nothing yet.
-    ``sent``: the requests that Serve itself has there now; None: not known. ``woken``: it got a request since
-    it slept.
+    ``sent``: the requests that Serve itself has there now; None: not known. ``woken``: it got a request that
+    its report may not show.
     """
     if stats.get(_ENDED):
         return math.inf

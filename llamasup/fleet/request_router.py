@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from typing import Any, Final
@@ -17,9 +18,11 @@ __all__ = ["FORWARD", "PromptRouter"]
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""
 _CONVERSATION: Final = "_llamasup_conversation"
-_WAKES: Final = "_llamasup_wakes"
-_WAKES_S: Final = 5.0
-"""By then, a replica that was woken has reported it: each second to Serve, which tells it to its routers."""
+_CHOSEN: Final = "_llamasup_chosen"
+_REPORTED_S: Final = 5.0
+"""After this time, Serve's routers know that a replica is awake: it reports each second, and they learn it up
+to three seconds late.
+"""
 
 
 class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional package
@@ -33,30 +36,33 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._affinity: Affinity[ReplicaID] = Affinity()
-        self._woken_s: dict[ReplicaID, float] = {}  # when a sleeping replica got a request
+        self._asleep: set[ReplicaID] = set()  # by the reports
+        # When a request last chose a replica, and when Serve last reached one with a request.
+        self._chosen_s: dict[ReplicaID, float] = {}
+        self._reached_s: dict[ReplicaID, float] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve calls it also for new reports. One that sleeps has lost its caches."""
         super().update_replicas(replicas)
         known = self.curr_replicas
-        self._woken_s = {
-            replica_id: at_s
-            for replica_id, at_s in self._woken_s.items()
-            if replica_id in known and self._is_woken(replica_id)
+        for times in (self._chosen_s, self._reached_s):
+            for gone in times.keys() - known.keys():
+                del times[gone]
+        asleep = {replica_id for replica_id, replica in known.items() if is_asleep(replica.routing_stats)}
+        emptied = {
+            replica_id
+            for replica_id in asleep
+            if replica_id not in self._asleep or not self._may_be_awake(replica_id)
         }
-        self._affinity.keep(
-            [
-                replica_id
-                for replica_id, replica in known.items()
-                if not is_asleep(replica.routing_stats) or replica_id in self._woken_s
-            ]
-        )
+        self._affinity.keep(known.keys() - emptied)
+        self._asleep = asleep
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # before a second attempt
+            self._take_back(pending_request)  # Serve reached none of those of its first attempt
         if len(candidate_replicas) == 1:  # most models: no prompt has to be read
             return [candidate_replicas]
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
@@ -64,9 +70,9 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
             self._affinity.add(replica_id)
         loads = {replica_id: self._load(replica) for replica_id, replica in by_id.items()}
         chosen = by_id.pop(self._affinity.pick(list(loads.items()), _conversation_of(pending_request)))
-        wakes = self._note_waking(chosen)
-        if wakes and pending_request is not None:
-            vars(pending_request)[_WAKES] = chosen.replica_id
+        if pending_request is not None:
+            vars(pending_request)[_CHOSEN] = chosen.replica_id
+        self._chosen_s[chosen.replica_id] = time.monotonic()
         others = list(by_id)
         random.shuffle(others)  # equal ones in any order
         others.sort(key=loads.__getitem__)
@@ -74,30 +80,26 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve could reach this replica, which need not be the chosen one."""
-        chosen = vars(pending_request).pop(_WAKES, replica_id)
-        if chosen != replica_id:
-            self._woken_s.pop(chosen, None)  # it sleeps on
-        replica = self.curr_replicas.get(replica_id)
-        if replica is not None and len(self.curr_replicas) > 1:
+        self._take_back(pending_request)
+        if replica_id in self.curr_replicas and len(self.curr_replicas) > 1:
             self._affinity.add(replica_id)
             self._affinity.note(replica_id, _conversation_of(pending_request))
-            self._note_waking(replica)
+            self._reached_s[replica_id] = time.monotonic()
 
-    def _note_waking(self, replica: RunningReplica) -> bool:
-        """Whether it has slept until now."""
-        if not is_asleep(replica.routing_stats):
-            return False
-        before = self._is_woken(replica.replica_id)
-        self._woken_s[replica.replica_id] = time.monotonic()
-        return not before
+    def _take_back(self, pending_request: PendingRequest) -> None:
+        """Forget its choice: the chosen replica was reached (``_reached_s``), or got no request."""
+        chosen = vars(pending_request).pop(_CHOSEN, None)
+        if chosen is not None:
+            self._chosen_s.pop(chosen, None)
 
-    def _is_woken(self, replica_id: ReplicaID) -> bool:
-        woken_s = self._woken_s.get(replica_id)
-        return woken_s is not None and time.monotonic() - woken_s < _WAKES_S
+    def _may_be_awake(self, replica_id: ReplicaID) -> bool:
+        """Whether a report that it sleeps can be older than a request that it got."""
+        since_s = time.monotonic() - _REPORTED_S
+        return any(times.get(replica_id, -math.inf) > since_s for times in (self._chosen_s, self._reached_s))
 
     def _load(self, replica: RunningReplica) -> float:
         sent = self.replica_queue_len_cache.get(replica.replica_id)
-        return routing_load(replica.routing_stats, sent, woken=self._is_woken(replica.replica_id))
+        return routing_load(replica.routing_stats, sent, woken=self._may_be_awake(replica.replica_id))
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:

@@ -237,6 +237,20 @@ class Rig:
     def nodes_of_fleet(self) -> Sequence[Mapping[str, Any]]:
         return self.status()["nodes"] or ()
 
+    def reports_at_serve(self) -> list[Mapping[str, Any]]:
+        """What each replica reported last, as Serve tells it to its routers."""
+        import ray
+        from ray.serve._private.common import DeploymentID
+        from ray.serve._private.constants import SERVE_CONTROLLER_NAME
+        from ray.serve._private.long_poll import LongPollNamespace
+
+        from llamasup.fleet.serve_view import deployment_name
+
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve")
+        key = (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(deployment_name(MODEL), "llamasup"))
+        told = ray.get(controller.listen_for_change.remote({key: -1}))
+        return [replica.routing_stats for replica in told[key].object_snapshot.running_replicas]
+
     def running(self) -> int:
         return int(self.status()["models"][0]["replicas"].get("running", 0))
 

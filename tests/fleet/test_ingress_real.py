@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,39 @@ def test_request_at_ray_serve_loads_the_model_on_one_of_the_sleeping_replicas(ri
     fresh(rig, fleet=fleet, defaults={"ctx_size": 512, "parallel": 8, "threads": 1})
 
     def asleep() -> list[bool]:
-        return sorted(node["asleep"] for node in rig.nodes_of_fleet())
+        return sorted(bool(report.get("asleep")) for report in rig.reports_at_serve())
 
     async def play() -> None:
         async with at_serve(rig) as client:
             await rig.until(lambda: asleep() == [True, True], "the sleep of both")
             await client.completions.create(model=MODEL, prompt="Once", max_tokens=4)
             (server,) = rig.llama_servers()
-            await rig.until(lambda: asleep() == [False, True], "the report of the one that is awake")
             for words in ("Twice there was", "A third story", "Four animals"):
                 await client.completions.create(model=MODEL, prompt=words, max_tokens=4)
             assert rig.llama_servers() == [server], "it had free slots"
+
+    asyncio.run(play())
+
+
+def test_requests_of_fronts_and_of_ray_serve_fill_the_slots_together(rig: Rig, tmp_path: Path) -> None:
+    slow = install(tmp_path / "llama-server", "token_s=0.05")
+    fresh(rig, runtime=str(slow), fleet={"min_replicas": 2, "max_replicas": 2})
+
+    def busy() -> list[tuple[int, int]]:
+        """Of each replica, as it told Serve: all requests, and those that entered at Serve."""
+        return sorted((report.get("busy", 0), report.get("by_serve", 0)) for report in rig.reports_at_serve())
+
+    async def play() -> None:
+        async with rig.client() as front, at_serve(rig) as serve, AsyncExitStack() as streams:
+
+            async def begin(client: Any, *expected: list[tuple[int, int]]) -> None:
+                await streams.enter_async_context(await stream_of(client, 100_000))
+                await rig.until(lambda: busy() in expected, f"one of {expected}")
+
+            await begin(front, [(0, 0), (1, 0)])
+            await begin(serve, [(1, 0), (1, 1)])
+            await begin(serve, [(1, 0), (2, 2)], [(1, 1), (2, 1)])  # both have one free slot
+            await begin(serve, [(2, 1), (2, 2)])
 
     asyncio.run(play())
 

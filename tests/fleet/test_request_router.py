@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -156,32 +157,107 @@ async def test_replica_that_is_awake_comes_before_one_that_sleeps() -> None:
     assert (await replicas.chosen("goodbye"))[0] not in (["c"], [woken]), "both have no free slot"
 
 
+def all_asleep(*names: str) -> Replicas:
+    replicas = Replicas(*names)
+    for replica in replicas.known:
+        replica.routing_stats = ASLEEP
+    replicas.router.update_replicas(replicas.known)
+    return replicas
+
+
+async def next_four(replicas: Replicas) -> list[str]:
+    """Where new conversations go."""
+    return [(await replicas.chosen(word * 50))[0][0] for word in "wxyz"]
+
+
 @async_test
 async def test_replica_that_serve_could_not_reach_sleeps_on() -> None:
-    replicas = Replicas("a", "b")
-    for asleep in replicas.known:
-        asleep.routing_stats = ASLEEP
+    replicas = all_asleep("a", "b")
     pending = pending_request(body_of("hello"))
-    (chosen,), (other,) = await replicas.router.choose_replicas(replicas.known, pending)
+    _, (other,) = await replicas.router.choose_replicas(replicas.known, pending)
     replicas.router.on_request_routed(pending, other.replica_id, None)
-    for words in ("good day", "good evening", "good night"):
-        assert (await replicas.chosen(words))[0] == [other.name], f"{chosen.name} has got no request"
+    assert await next_four(replicas) == [other.name] * 4
 
 
 @async_test
-async def test_replica_that_sleeps_has_lost_its_caches() -> None:
+async def test_second_attempt_forgets_the_choice_of_the_first() -> None:
+    replicas = all_asleep("a", "b")
+    pending = pending_request(body_of("hello"))
+    (chosen,), (other,) = await replicas.router.choose_replicas(replicas.known, pending)
+    replicas.send(chosen.name, 8)
+    assert (await replicas.router.choose_replicas(replicas.known, pending))[0] == [other]
+    replicas.router.on_request_routed(pending, other.replica_id, None)
+    replicas.send(chosen.name, 0)
+    assert await next_four(replicas) == [other.name] * 4
+
+
+@async_test
+async def test_two_requests_that_serve_sends_elsewhere_wake_one_replica() -> None:
+    replicas = all_asleep("a", "b")
+    first, second = pending_request(body_of("hello")), pending_request(body_of("good day"))
+    (chosen,), (other,) = await replicas.router.choose_replicas(replicas.known, first)
+    assert (await replicas.router.choose_replicas(replicas.known, second))[0] == [chosen]
+    for pending in (first, second):
+        replicas.router.on_request_routed(pending, other.replica_id, None)
+    assert await next_four(replicas) == [other.name] * 4
+
+
+@async_test
+async def test_request_that_reached_a_replica_counts_after_one_that_did_not() -> None:
+    replicas = all_asleep("a", "b", "c")
+    first, second = pending_request(body_of("hello")), pending_request(body_of("good day"))
+    (chosen,), *_ = await replicas.router.choose_replicas(replicas.known, first)
+    replicas.router.on_request_routed(first, chosen.replica_id, None)
+    (again,), (other,), _ = await replicas.router.choose_replicas(replicas.known, second)
+    assert again == chosen
+    replicas.router.on_request_routed(second, other.replica_id, None)
+    replicas.send(other.name, 4)
+    assert await next_four(replicas) == [chosen.name] * 4
+
+
+@async_test
+async def test_report_of_sleep_that_is_older_than_a_request_wakes_no_other_replica() -> None:
+    replicas = Replicas("a", "b")
+    ((first,), (other,)) = await replicas.chosen("hello")  # as if both were awake
+    for replica in replicas.known:
+        replica.routing_stats = ASLEEP
+    replicas.router.update_replicas(replicas.known)
+    assert await next_four(replicas) == [first] * 4
+    replicas.send(first, 4)
+    assert (await replicas.chosen("goodbye"))[0] == [other]
+
+
+@async_test
+async def test_replica_that_serve_lists_again_has_got_no_request() -> None:
+    replicas = all_asleep("a", "b")
+    ((first,), (other,)) = await replicas.chosen("hello")
+    replicas.router.update_replicas([replicas.of(other)])
+    replicas.router.update_replicas(replicas.known)
+    replicas.send(other, 1)
+    assert await next_four(replicas) == [other] * 4, f"{first} sleeps"
+
+
+@async_test
+async def test_replica_that_sleeps_has_lost_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamasup.fleet import request_router
+
     replicas = Replicas("a", "b")
     talk = ("k" * 50,)
     ((first,), (other,)) = await replicas.chosen(*talk)
     replicas.of(first).routing_stats = ASLEEP
-    replicas.send(other, 2)
     replicas.router.update_replicas(replicas.known)
+    replicas.send(other, 2)
     assert (await replicas.chosen(*talk, "An answer", "A question"))[0] == [other]
     replicas.send(other, 4)
     ((woken,), _) = await replicas.chosen("m" * 50)
     assert woken == first
     replicas.router.update_replicas(replicas.known)
+    replicas.send(other, 3)
     assert (await replicas.chosen("m" * 50, "An answer", "A question"))[0] == [first], "a late report"
+    later_s = time.monotonic() + 60
+    monkeypatch.setattr(request_router, "time", SimpleNamespace(monotonic=lambda: later_s))
+    replicas.router.update_replicas(replicas.known)
+    assert (await replicas.chosen("m" * 50, "An answer", "A question"))[0] == [other], "it slept again"
 
 
 @async_test
