@@ -26,8 +26,8 @@ to three seconds late.
 
 
 class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional package
-    """The replica with the beginning of the prompt in its cache, unless it is much busier; else the least
-    busy one (``Affinity``). If Serve cannot reach it: one of the others, the least busy one first.
+    """The replica with the beginning of the prompt in its cache, unless it is full or much busier; else the
+    least busy one (``Affinity``). If Serve cannot reach it: one of the others, the least busy one first.
 
     Serve (2.60) makes one for each handle: it knows the requests of the ingress. A replica reports the
     requests of fronts (``record_routing_stats``).
@@ -69,7 +69,10 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
         for replica_id in by_id:
             self._affinity.add(replica_id)
         loads = {replica_id: self._load(replica) for replica_id, replica in by_id.items()}
-        chosen = by_id.pop(self._affinity.pick(list(loads.items()), _conversation_of(pending_request)))
+        # A request that is at a full replica waits there, although another one may become free.
+        free = [(replica_id, load) for replica_id, load in loads.items() if load < 1.0]
+        picked = self._affinity.pick(free or list(loads.items()), _conversation_of(pending_request))
+        chosen = by_id.pop(picked)
         if pending_request is not None:
             vars(pending_request)[_CHOSEN] = chosen.replica_id
         self._chosen_s[chosen.replica_id] = time.monotonic()

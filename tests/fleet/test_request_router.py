@@ -103,6 +103,18 @@ async def test_busy_replica_loses_its_conversation_also_if_a_front_keeps_it_busy
 
 
 @async_test
+async def test_full_replica_loses_its_conversation_to_one_with_a_free_slot() -> None:
+    replicas = Replicas("a", "b")
+    talk = "k" * 50
+    ((first,), (other,)) = await replicas.chosen(talk)
+    replicas.send(first, 4)
+    replicas.send(other, 3)
+    assert (await replicas.chosen(talk))[0] == [other]
+    replicas.send(other, 5)
+    assert (await replicas.chosen("m" * 50))[0] == [first], "both are full"
+
+
+@async_test
 async def test_prompt_is_read_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     from llamasup.fleet import request_router
 
@@ -184,7 +196,7 @@ async def test_second_attempt_forgets_the_choice_of_the_first() -> None:
     replicas = all_asleep("a", "b")
     pending = pending_request(body_of("hello"))
     (chosen,), (other,) = await replicas.router.choose_replicas(replicas.known, pending)
-    replicas.send(chosen.name, 8)
+    replicas.send(chosen.name, 4)
     assert (await replicas.router.choose_replicas(replicas.known, pending))[0] == [other]
     replicas.router.on_request_routed(pending, other.replica_id, None)
     replicas.send(chosen.name, 0)
