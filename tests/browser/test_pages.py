@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, Route, expect
+from playwright.sync_api import BrowserContext, Page, Response, Route, expect
 
 from tests.browser.conftest import ADMIN, Console, Serve, card, focus_on, show, sign_in
 from tests.e2e.driver import started
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
+from tests.ports import free_port
 from tests.real.remains import folders_of
 from tests.runtimes import wrapped_runtime
 
@@ -47,7 +49,7 @@ def answer_of(route: Route, *deltas: dict[str, str]) -> None:
 
 
 def test_new_address_in_an_open_tab_signs_it_in_again(console: Console, page: Page) -> None:
-    with page.expect_response(lambda answer: answer.url.endswith("/console/session")) as answer:
+    with page.expect_response(is_sign_in) as answer:
         page.goto(console.signing_url())
     assert answer.value.ok
     expect(page).to_have_url(console.page_url)
@@ -55,9 +57,13 @@ def test_new_address_in_an_open_tab_signs_it_in_again(console: Console, page: Pa
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
+def is_sign_in(answer: Response) -> bool:
+    return answer.url.endswith("/console/session") and answer.request.method == "POST"
+
+
 def test_refused_token_keeps_a_session_that_the_browser_has(console: Console, page: Page) -> None:
     page.goto(f"{console.page_url}#memory")
-    with page.expect_response(lambda answer: answer.request.method == "POST") as answer:
+    with page.expect_response(is_sign_in) as answer:
         page.goto(f"{console.page_url}#token=wrong")
     assert answer.value.status == 401
     expect(page).to_have_url(console.page_url)
@@ -95,16 +101,13 @@ def test_page_asks_to_sign_in_when_its_session_ends(serve: Serve, new_context: N
 
 
 def test_open_page_notices_the_end_and_the_next_start(serve: Serve, new_context: NewContext) -> None:
-    console = serve({"tiny": {}})
+    console = serve({"tiny": {}}, listen=f"127.0.0.1:{free_port()}")
     page = sign_in(new_context(), console)
     expect(page.get_by_text("live", exact=True)).to_be_visible()
     expect(page.locator("canvas")).to_have_count(4)  # the charts, whose library is loaded last
     assert console.running.stop() == 0
     expect(page.get_by_text("reconnecting")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="llamasup does not answer").first).to_be_visible()
-    config = json.loads(console.config.read_text())
-    config["listen"] = console.url.removeprefix("http://")
-    console.config.write_text(json.dumps(config))
     with started("serve", "--config", str(console.config), env=console.env) as again:
         again.wait_for("ready")
         # Sessions end with llamasup.
@@ -191,19 +194,40 @@ def test_escape_that_does_not_end_hides_no_other_line(page: Page) -> None:
 
 
 def test_filter_shows_only_slow_requests(page: Page) -> None:
+    with_requests(page, request("slow", 10), request("fast", 9.9))
     show(page, "Requests")
-    page.evaluate(
-        """() => import('/llamasup/assets/store.js').then(store => {
-            const request = (request_id, duration_s) => ({ request_id, duration_s, path: `/${request_id}`,
-                time: "2026-03-01T00:00:00Z", model: "first", status: 200, outcome: "ok" });
-            store.update({ requests: { live: [], ended: [request("slow", 10), request("fast", 9.9)] } });
-        })"""
-    )
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(2)
     page.get_by_label("Only those of").check()
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("/slow")
+
+
+def request(name: str, duration_s: float) -> dict[str, Any]:
+    """One that has ended, as the control API lists it."""
+    facts = {"request_id": name, "path": f"/{name}", "duration_s": duration_s, "model": "first"}
+    return {**facts, "time": "2026-03-01T00:00:00Z", "status": 200, "outcome": "ok"}
+
+
+def with_requests(page: Page, *ended: dict[str, Any]) -> None:
+    """Reload the page, which finds these requests."""
+    found = {"live": [], "ended": ended, "ended_total": len(ended)}
+    page.route("**/v1/requests?*", lambda route: route.fulfill(json=found))
+    page.reload()
+
+
+def test_list_of_requests_that_is_older_than_an_event_replaces_nothing(page: Page, console: Console) -> None:
+    held: list[Route] = []
+    page.route("**/v1/requests?*", lambda route: held.append(route))
+    page.reload()
+    show(page, "Requests")
+    eventually(lambda: page.title() and held)
+    httpx.post(f"{console.url}/tokenize", json={"model": "first", "content": "a"}, timeout=PATIENCE_S)
+    expect(page.get_by_role("cell", name="/tokenize").first).to_be_visible()
+    held[0].fulfill(json={"live": [request("gone", 0)], "ended": [request("before", 1)], "ended_total": 1})
+    expect(page.get_by_role("cell", name="/before")).to_be_visible()
+    expect(page.get_by_role("cell", name="/tokenize").first).to_be_visible()
+    expect(page.get_by_text("No request is in flight.")).to_be_visible()
 
 
 GIB = 1 << 30
@@ -349,6 +373,22 @@ def test_answer_is_stopped_and_the_talk_cleared(page: Page) -> None:
     expect(talk).not_to_contain_text("Hello")
 
 
+def test_older_answer_replaces_no_newer_one(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/v1/rerank", lambda route: held.append(route))
+    show(page, "Playground")
+    page.get_by_role("button", name="Rerank", exact=True).click()
+    for documents in ("one\ntwo", "three\nfour"):
+        page.get_by_label("Query").fill("hello")
+        page.get_by_label("Documents").fill(documents)
+        page.get_by_role("main").locator("form").get_by_role("button").click()
+    eventually(lambda: page.title() and len(held) == 2)
+    page.get_by_label("Documents").fill("five\nsix")
+    for route, score in ((held[1], 0.2), (held[0], 0.1)):
+        route.fulfill(json={"results": [{"index": 1, "relevance_score": score}]})
+    expect(page.get_by_role("listitem")).to_have_text("0.2000: four")
+
+
 # --- config
 
 
@@ -375,6 +415,46 @@ def test_text_that_is_typed_during_a_change_stays(page: Page, console: Console) 
     apply.click()  # it is a change of what was applied before
     eventually(lambda: page.title() and console.config.read_text() == f"# two\n{before}")
     expect(apply).to_be_disabled()
+
+
+def test_change_is_applied_although_another_page_is_visited(page: Page, console: Console) -> None:
+    show(page, "Config")
+    editor, apply = page.get_by_label("Config file"), page.get_by_role("button", name="Apply")
+    before = console.config.read_text()
+    editor.fill(f"# three\n{before}")
+    expect(apply).to_be_enabled()
+    held: list[Route] = []
+    page.route("**/v1/config", lambda route: held.append(route) if is_put(route) else route.continue_())
+    apply.click()
+    eventually(lambda: page.title() and held)
+    show(page, "Models")
+    show(page, "Config")
+    expect(page.get_by_role("heading", name="What this text would change")).to_be_visible()
+    expect(apply).to_be_disabled()
+    expect(page.get_by_role("button", name="Read again")).to_be_disabled()
+    editor.fill(before)  # also what the file had before is a change now
+    held.pop().continue_()
+    eventually(lambda: page.title() and console.config.read_text() == f"# three\n{before}")
+    expect(editor).to_have_value(before)
+    apply.click()
+    eventually(lambda: page.title() and held)
+    held.pop().continue_()
+    eventually(lambda: page.title() and console.config.read_text() == before)
+
+
+def is_put(route: Route) -> bool:
+    return route.request.method == "PUT"
+
+
+def test_text_is_not_lost_if_the_file_cannot_be_read_again(page: Page, console: Console) -> None:
+    show(page, "Config")
+    editor = page.get_by_label("Config file")
+    edited = f"# edited\n{console.config.read_text()}"
+    editor.fill(edited)
+    page.route("**/v1/config", lambda route: route.fulfill(status=500, json={"message": "No file."}))
+    page.get_by_role("button", name="Read again").click()
+    expect(page.get_by_role("alert")).to_contain_text("No file.")
+    expect(editor).to_have_value(edited)
 
 
 def test_edit_survives_a_visit_of_another_page(page: Page, console: Console) -> None:

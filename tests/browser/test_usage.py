@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from llamasup.usage.ledger import Group, Sums
 from llamasup.usage.store import save
@@ -57,7 +57,15 @@ def test_usage_of_real_requests_is_shown_by_the_days_of_llamasup(
     expect(rows(page).get_by_role("rowheader")).to_have_text("tiny")
     expect(cells.nth(0)).to_have_text("2")
     expect(cells.nth(4)).to_have_text("6")
+    held: list[Route] = []
+    page.route("**/usage?by=key&*", lambda route: held.append(route))
     page.get_by_label("By").select_option("key")
+    eventually(lambda: page.title() and held)
+    expect(page.get_by_role("columnheader").first).to_have_text("model")  # until the other rows are there
+    expect(rows(page).get_by_role("rowheader")).to_have_text("tiny")
+    held.pop().continue_()
+    page.unroute("**/usage?by=key&*")
+    expect(page.get_by_role("columnheader").first).to_have_text("key")
     expect(rows(page).get_by_role("rowheader")).to_have_text("ann")
 
     with page.expect_response("**/usage?by=day&since=6d") as answer:

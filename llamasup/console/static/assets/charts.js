@@ -83,7 +83,7 @@ export function Chart({ title, times, values, format, markFormat = format, bars 
       );
       observer = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
       observer.observe(place.current);
-    });
+    }, () => {}); // without the library, the number of each chart is all that is shown
     return () => {
       isShown = false;
       observer?.disconnect();

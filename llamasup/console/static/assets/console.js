@@ -74,7 +74,7 @@ root.replaceChildren(); // the placeholder
 
 function showSignIn(error) {
   stop();
-  update({ session: null, connected: false, draft: null });
+  update({ session: null, connected: false, config: null, draft: null });
   document.title = "Sign in · llamasup";
   render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
 }
@@ -86,23 +86,27 @@ function showConsole(session) {
 }
 
 const TOKEN = "#token=";
+let begun = 0;
 
 async function begin() {
+  const mine = ++begun; // a later one, with a token of its own, replaces it
   let refused = null;
   if (location.hash.startsWith(TOKEN)) {
     const token = location.hash.slice(TOKEN.length);
     history.replaceState(null, "", location.pathname); // it is valid only once
     try {
-      showConsole(await signIn({ token }));
+      const session = await signIn({ token });
+      if (mine === begun) showConsole(session);
       return;
     } catch (error) {
       refused = error; // this browser may have a session all the same
     }
   }
   try {
-    showConsole(await get("console/session"));
+    const session = await get("console/session");
+    if (mine === begun) showConsole(session);
   } catch (error) {
-    showSignIn(refused ?? error);
+    if (mine === begun) showSignIn(refused ?? error);
   }
 }
 

@@ -18,17 +18,20 @@ export function useAnswer(ask, inputs, every_ms = 0) {
   useEffect(() => {
     const abort = new AbortController();
     let timer = 0;
+    let asked = 0;
     const run = async () => {
       clearTimeout(timer);
       if (document.hidden) return;
+      const mine = ++asked;
+      const isLast = () => mine === asked && !abort.signal.aborted; // not after a tab that was hidden and shown
       try {
         const value = await ask(abort.signal);
-        if (!abort.signal.aborted) setFound({ value, error: null });
+        if (isLast()) setFound({ value, error: null });
       } catch (error) {
         if (error.status === 404) every_ms = 0; // this llamasup does not offer it
-        if (!abort.signal.aborted) setFound((before) => ({ ...before, error }));
+        if (isLast()) setFound((before) => ({ ...before, error }));
       }
-      if (every_ms && !abort.signal.aborted) timer = setTimeout(run, every_ms);
+      if (every_ms && isLast()) timer = setTimeout(run, every_ms);
     };
     run();
     document.addEventListener("visibilitychange", run);

@@ -7,7 +7,7 @@ const STATUS_BUSY_MS = 5000; // while requests come and go, the status changes a
 const ENDED_DELAY_MS = 2000;
 const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
-let state = { status: null, requests: { live: [], ended: [], ended_total: 0 }, connected: false, error: null, session: null, draft: null };
+let state = { status: null, requests: { live: [], ended: [], ended_total: 0 }, connected: false, error: null, session: null, config: null, draft: null, applying: false };
 const listeners = new Set();
 let source = null;
 let statusTimer = 0;
@@ -15,6 +15,7 @@ let statusDue = 0;
 let statusRead = -Infinity;
 let statusAsked = 0;
 let statusShown = 0;
+let requestsNews = 0;
 let endedTimer = 0;
 let retryTimer = 0;
 let retries = 0;
@@ -72,6 +73,7 @@ function readEndedSoon() {
 function take(event) {
   switch (event.event) {
     case "requests":
+      requestsNews += 1;
       if (event.ended_total - state.requests.ended_total > event.ended.length) readEndedSoon();
       update({ requests: { live: event.live, ended: mergeEnded(state.requests.ended, event.ended), ended_total: event.ended_total } });
       statusSoon(Math.max(STATUS_DELAY_MS, statusRead + STATUS_BUSY_MS - performance.now()));
@@ -122,9 +124,13 @@ async function takeSnapshot(mine) {
 }
 
 async function readRequests(mine) {
+  const news = requestsNews;
   try {
-    const requests = await get(`requests?ended=${ENDED_KEPT}`);
-    if (mine === source) update({ requests });
+    const found = await get(`requests?ended=${ENDED_KEPT}`);
+    if (mine !== source) return;
+    // An event that came meanwhile is newer: only the older requests are missing.
+    const ended = mergeEnded(found.ended, state.requests.ended);
+    update({ requests: news === requestsNews ? found : { ...state.requests, ended } });
   } catch (error) {
     if (mine === source) update({ error });
   }

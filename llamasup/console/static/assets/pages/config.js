@@ -14,33 +14,52 @@ const CHANGES = {
   next_start: "Settings that apply at the next start",
 };
 
-// An edit that is not applied is the `draft` of the store, so it survives a visit of another page.
+// All this is in the store, so it survives a visit of another page: the file as it was read last (`config`), an
+// edit that is not applied (`draft`), and whether one is being applied (`applying`).
+let asked = 0;
+
+async function read() {
+  const mine = ++asked;
+  const config = await get("config");
+  if (mine === asked) update({ config });
+}
+
+async function send(draft, onApplied) {
+  update({ applying: true });
+  asked += 1; // what is read meanwhile may be the file before
+  try {
+    onApplied(await control("PUT", "config", { body: draft }));
+    await read(); // the next change has to name the new version
+    const { draft: typed, config } = current(); // also typed while it was applied
+    update({ draft: typed && ![draft.text, config.text].includes(typed.text) ? { text: typed.text, version: config.version } : null });
+  } finally {
+    update({ applying: false });
+  }
+}
+
 export default function Config() {
-  const { draft } = useStore();
-  const [config, setConfig] = useState(null);
-  const [check, setCheck] = useState({ value: null, error: null });
+  const { draft, config, applying } = useStore();
+  const [check, setCheck] = useState({});
   const [error, setError] = useState(null);
   const [applied, setApplied] = useState(null);
-  const [applying, setApplying] = useState(false); // until the new version is known: the old one is refused
   const text = draft?.text ?? config?.text ?? "";
-  const read = async () => {
+  const attempt = async (action) => {
+    setError(null);
     try {
-      setConfig(await get("config"));
-      setError(null);
+      await action();
     } catch (problem) {
       setError(problem);
     }
   };
-  useEffect(() => void read(), []);
-  const edit = (typed) => update({ draft: typed === config.text ? null : { text: typed, version: draft?.version ?? config.version } });
+  useEffect(() => void (applying || attempt(read)), []);
+  const edit = (typed) => update({ draft: typed === config.text && !applying ? null : { text: typed, version: draft?.version ?? config.version } });
   useEffect(() => {
     if (!config?.file) return undefined;
-    setCheck({ value: null, error: null }); // until the new text is checked
     const abort = new AbortController();
     const timer = setTimeout(() => {
       post("config/check", { text }, abort.signal).then(
-        (value) => !abort.signal.aborted && setCheck({ value, error: null }),
-        (problem) => !abort.signal.aborted && setCheck({ value: null, error: problem }),
+        (value) => !abort.signal.aborted && setCheck({ text, config, value }),
+        (problem) => !abort.signal.aborted && setCheck({ text, config, error: problem }),
       );
     }, CHECK_DELAY_MS);
     return () => {
@@ -54,39 +73,28 @@ export default function Config() {
     addEventListener("beforeunload", ask);
     return () => removeEventListener("beforeunload", ask);
   }, [draft !== null]);
-  const apply = async () => {
-    setError(null);
+  const apply = () => {
     setApplied(null);
-    setApplying(true);
-    try {
-      setApplied(await control("PUT", "config", { body: draft }));
-      const found = await get("config");
-      setConfig(found);
-      const typed = current().draft; // also while it was applied
-      update({ draft: typed && typed.text !== draft.text ? { text: typed.text, version: found.version } : null });
-    } catch (problem) {
-      setError(problem);
-    } finally {
-      setApplying(false);
-    }
+    attempt(() => send(draft, setApplied));
   };
-  const discard = async () => {
+  const discard = () => attempt(async () => {
     await read();
     update({ draft: null });
-  };
+  });
   if (!config) return html`<${Problem} error=${error} />`;
   if (!config.file) return html`<p class="note">This llamasup has no config file.</p>`;
-  const { value } = check;
+  // What was found about another text is not shown, and permits nothing.
+  const { value, error: refused } = check.text === text && check.config === config ? check : {};
   return html`<p class="note">${config.file}${config.writable ? "" : " The console cannot write it."}</p>
     <label class="field wide"><span>Config file</span>
       <textarea class="code" rows="20" spellcheck="false" readonly=${!config.writable} value=${text} onInput=${(event) => edit(event.target.value)}></textarea></label>
+    <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok || applying} onClick=${apply}>Apply</button>
+      <button class="quiet" disabled=${applying} onClick=${discard}>Read again</button></p>
     <div aria-live="polite">${value && !value.ok && html`<ul class="problem">${value.mistakes.map((mistake) => html`<li>Line ${mistake.line ?? "–"}: ${mistake.key ? `${mistake.key}: ` : ""}${mistake.message}</li>`)}</ul>`}
       ${value?.ok && html`<${Changes} title="What this text would change" changes=${value.changes} />`}</div>
-    <${Problem} error=${check.error} />
+    <${Problem} error=${refused} />
     <${Problem} error=${error} />
     ${error?.status === 409 && html`<p class="note">Copy your text first: “Read again” replaces it.</p>`}
-    <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok || applying} onClick=${apply}>Apply</button>
-      <button class="quiet" onClick=${discard}>Read again</button></p>
     ${applied && html`<${Changes} title="Applied" changes=${applied} />`}`;
 }
 

@@ -7,6 +7,7 @@ import { Problem, State, useAnswer, useStore } from "../parts.js";
 import { refreshStatus } from "../store.js";
 
 const SHOWN = 100;
+const NO_HISTORY = { series: { time: [] } }; // in its place, so that nothing moves when it comes
 const SHOWN_DECISIONS = 5;
 const LOADED = new Set(["starting", "loading", "warming", "ready", "draining", "backoff"]);
 // A restart passes through "stopping": an "Unload" pressed then must not be lost.
@@ -22,7 +23,7 @@ export default function Models() {
   const found = status.models.filter((model) => [model.id, ...model.aliases].some((name) => name.toLowerCase().includes(wanted)));
   return html`
     <${Problem} error=${history.error} />
-    <${History} history=${history.value} />
+    <${History} history=${history.value ?? (history.error ? null : NO_HISTORY)} />
     <label class="field"><span>Find a model</span>
       <input type="search" value=${filter} onInput=${(event) => { setFilter(event.target.value); setShown(SHOWN); }} /></label>
     <p class="note" role="status">${count(found.length)} of ${count(status.models.length)} models</p>

@@ -95,21 +95,24 @@ function Single({ task }) {
   const [model, setModel] = useState("");
   const [text, setText] = useState("");
   const [documents, setDocuments] = useState("");
-  const [found, setFound] = useState({ value: null, error: null, took: null });
+  const [found, setFound] = useState({ value: null, lines: [], error: null, took: null });
+  const asked = useRef(0);
   const chosen = model || models.find((known) => known.class === fitting)?.id || models[0]?.id || "";
   const ask = async (event) => {
     event.preventDefault();
+    const mine = ++asked.current;
+    const show = (what) => mine === asked.current && setFound({ value: null, lines, error: null, took: null, ...what });
     const started = performance.now();
-    const body = task === "embeddings" ? { model: chosen, input: text } : { model: chosen, query: text, documents: documents.split("\n").filter(Boolean) };
+    const lines = documents.split("\n").filter(Boolean);
+    const body = task === "embeddings" ? { model: chosen, input: text } : { model: chosen, query: text, documents: lines };
     try {
       const value = await (await infer(session.inference_key, `/v1/${task}`, body)).json();
-      setFound({ value, error: null, took: (performance.now() - started) / 1000 });
+      show({ value, took: (performance.now() - started) / 1000 });
     } catch (error) {
-      setFound({ value: null, error, took: null });
+      show({ error });
     }
   };
   const vector = found.value?.data?.[0]?.embedding;
-  const lines = documents.split("\n").filter(Boolean);
   return html`<form onSubmit=${ask}>
       <${ModelChoice} label="Model" models=${models} value=${chosen} onChange=${setModel} />
       <label class="field wide"><span>${task === "rerank" ? "Query" : "Text"}</span><textarea rows="2" required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>
@@ -118,5 +121,5 @@ function Single({ task }) {
     <${Problem} error=${found.error} />
     <div aria-live="polite">${found.took !== null && html`<p class="note">answered after ${seconds(found.took)}</p>`}
       ${vector && html`<p>${count(vector.length)} numbers: <code>${vector.slice(0, SHOWN_NUMBERS).map((value) => value.toFixed(4)).join(", ")}…</code></p>`}
-      ${found.value?.results && html`<ol>${[...found.value.results].sort((one, other) => other.relevance_score - one.relevance_score).map((result) => html`<li key=${result.index}>${result.relevance_score.toFixed(4)}: ${lines[result.index]}</li>`)}</ol>`}</div>`;
+      ${found.value?.results && html`<ol>${[...found.value.results].sort((one, other) => other.relevance_score - one.relevance_score).map((result) => html`<li key=${result.index}>${result.relevance_score.toFixed(4)}: ${found.lines[result.index]}</li>`)}</ol>`}</div>`;
 }

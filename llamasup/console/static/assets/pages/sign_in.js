@@ -5,14 +5,18 @@ import { Problem } from "../parts.js";
 
 export function SignIn({ error, onSignedIn }) {
   const [failed, setFailed] = useState(error);
+  const [isBusy, setIsBusy] = useState(false);
   useEffect(() => setFailed(error), [error]);
   const submit = async (event) => {
     event.preventDefault();
     const key = new FormData(event.target).get("key");
+    setIsBusy(true);
     try {
       onSignedIn(await signIn({ key }));
     } catch (problem) {
       setFailed(problem);
+    } finally {
+      setIsBusy(false);
     }
   };
   return html`<main class="sign-in">
@@ -21,8 +25,8 @@ export function SignIn({ error, onSignedIn }) {
     ${failed.acceptsKey && html`<form onSubmit=${submit}>
       <label class="field"><span>Or enter an API key with the right “control”</span>
         <input type="password" name="key" autocomplete="off" required /></label>
-      <button>Sign in</button>
+      <button disabled=${isBusy}>Sign in</button>
     </form>`}
-    <${Problem} error=${failed} />
+    ${!isBusy && html`<${Problem} error=${failed} />`}
   </main>`;
 }

@@ -14,6 +14,7 @@ export default function Usage() {
   const since = lastDays(days);
   const byDay = useAnswer((signal) => get(`usage?by=day&since=${since}`, signal), [since], 60_000);
   const grouped = useAnswer((signal) => get(`usage?by=${by}&since=${since}`, signal), [since, by], 60_000);
+  const shownBy = grouped.value?.by[0]; // not `by` before its answer has come
   const rows = [...(byDay.value?.rows ?? [])].sort((one, other) => (one.day < other.day ? -1 : 1));
   const times = rows.map((row) => Date.parse(`${row.day}T00:00:00Z`) / 1000);
   return html`<p class="fields">
@@ -29,9 +30,9 @@ export default function Usage() {
     ${grouped.value && (grouped.value.rows.length === 0
       ? !grouped.value.problem && html`<p class="note">No requests in these days.</p>`
       : html`<div class="scroll"><table>
-        <thead><tr><th>${by}</th><th class="number">Requests</th><th class="number">Errors</th><th class="number">Prompt tokens</th><th class="number">Cached</th><th class="number">Generated</th><th class="number">Slot time</th><th class="number">Energy</th></tr></thead>
-        <tbody>${grouped.value.rows.map((row) => html`<tr key=${row[by]}>
-          <th scope="row">${row[by] || UNKNOWN}</th><td class="number">${count(row.requests)}</td><td class=${`number ${row.errors ? "bad" : ""}`}>${count(row.errors)}</td>
+        <thead><tr><th>${shownBy}</th><th class="number">Requests</th><th class="number">Errors</th><th class="number">Prompt tokens</th><th class="number">Cached</th><th class="number">Generated</th><th class="number">Slot time</th><th class="number">Energy</th></tr></thead>
+        <tbody>${grouped.value.rows.map((row) => html`<tr key=${row[shownBy]}>
+          <th scope="row">${row[shownBy] || UNKNOWN}</th><td class="number">${count(row.requests)}</td><td class=${`number ${row.errors ? "bad" : ""}`}>${count(row.errors)}</td>
           <td class="number">${count(row.tokens_prompt)}</td><td class="number">${count(row.tokens_cached)}</td><td class="number">${count(row.tokens_completion)}${row.tokens_estimated ? ` + ${count(row.tokens_estimated)} est.` : ""}</td>
           <td class="number">${seconds(row.slot_s)}</td><td class="number">${energy(row.energy_j)}</td></tr>`)}</tbody></table></div>`)}`;
 }
