@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 
 import httpx
@@ -17,6 +18,7 @@ __all__ = ["NodeWatch", "address_of", "tls_of"]
 
 _MAX_BYTES = 32 << 20  # 10,000 models have 5 MB
 _MIN_PAUSE_S = 0.05  # between two probes, however often connections fail
+_LATE_S = 0.25
 
 
 def address_of(peer: Peer) -> TcpAddress:
@@ -96,6 +98,13 @@ class NodeWatch:
         await asyncio.sleep(_MIN_PAUSE_S)
 
     async def _probe(self, client: httpx.AsyncClient) -> NodeListing | Trouble:
+        """Asks again if this process was stopped while it waited: the answer may have come meanwhile."""
+        ends_s = time.monotonic() + self._policy.timeout_s
+        found = await self._probe_once(client)
+        was_stopped = isinstance(found, Trouble) and time.monotonic() > ends_s + _LATE_S
+        return await self._probe_once(client) if was_stopped else found
+
+    async def _probe_once(self, client: httpx.AsyncClient) -> NodeListing | Trouble:
         timeout_s = self._policy.timeout_s
         try:
             async with asyncio.timeout(timeout_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,16 +15,16 @@ import pytest
 from llamasup.models.access import ResolvedModel
 from llamasup.peers.backend import NodesBackend
 from llamasup.peers.groups import ModelGroup
-from llamasup.peers.known import NodeState, ProbePolicy
+from llamasup.peers.known import NodeState, ProbePolicy, Trouble
 from llamasup.peers.membership import ExpectedModel, Peer
 from llamasup.peers.peers import Peers
 from llamasup.peers.remote_model import RemoteModel
 from llamasup.peers.shared_model import SharedModel
 from llamasup.peers.static import StaticMembership
-from llamasup.peers.watch import address_of, tls_of
+from llamasup.peers.watch import NodeWatch, address_of, tls_of
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.listing import ModelListing
-from llamasup.pool.catalog.node_listing import NodeModel, encode_listing
+from llamasup.pool.catalog.node_listing import NodeListing, NodeModel, encode_listing
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import BUSY, Unavailable
@@ -44,6 +45,8 @@ class PlayedNode:
         self.body: bytes | None = None
         self.asked: list[bytes] = []
         self.silent = False
+        self.stops_s = 0.0
+        """How long everything here stands still once, as soon as the answer is sent."""
         self.url = ""
         self._server: asyncio.Server | None = None
 
@@ -69,6 +72,8 @@ class PlayedNode:
             )
             writer.write(head + body)
             await writer.drain()
+            stops_s, self.stops_s = self.stops_s, 0.0
+            time.sleep(stops_s)  # noqa: ASYNC251 - what is tested
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -322,6 +327,30 @@ async def test_model_that_a_node_no_longer_has_is_unknown() -> None:
         node.models = ()
         await fleet.until(lambda: isinstance(fleet.backend.resolve("tale"), Unavailable))
         assert fleet.peers.find("tale") is None
+
+
+@async_test
+async def test_own_pause_is_no_silence_of_the_node() -> None:
+    node = PlayedNode()
+    await node.start()
+    listings: asyncio.Queue[NodeListing] = asyncio.Queue()
+    troubles: list[Trouble] = []
+    watch = NodeWatch(
+        Peer("desk", node.url),
+        "me",
+        ProbePolicy(timeout_s=1.0),
+        on_listing=listings.put_nowait,
+        on_trouble=troubles.append,
+        is_urgent=lambda: False,
+    )
+    node.stops_s = 1.5
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
+        watching = tasks.create_task(watch.run())
+        await listings.get()
+        watching.cancel()
+    await node.stop()
+    assert troubles == []
+    assert len(node.asked) == 2
 
 
 @async_test

@@ -130,7 +130,9 @@ def test_invalid_question_is_an_error_and_saves_nothing(by: str, since: str | No
     asyncio.run(main())
 
 
-def test_disk_that_hangs_delays_neither_a_report_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_hangs_delays_neither_a_report_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", 0.01)
     saver = WatchedSaver(400)
     saver.hold.clear()
@@ -142,6 +144,7 @@ def test_disk_that_hangs_delays_neither_a_report_nor_the_end(monkeypatch: pytest
         assert report["rows"] == []
         assert "the disk does not answer" in report["problem"]
         recorder.close(0.01)
+        assert "The usage since the last save is lost" in caplog.text
         saver.hold.set()  # the late answer is ignored
         await asyncio.to_thread(saver.until, 2)
 

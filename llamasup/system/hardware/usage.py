@@ -34,14 +34,15 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 def oom_kills(root: Path = Path("/")) -> int:
     """A count that only grows; 0 if the system has none. ``root`` is for tests.
 
-    The count of our own cgroup (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), or else of the
-    whole system (``/proc/vmstat``). A child is in its parent's cgroup, unless it was moved.
+    The count of our own cgroup without those below it (v2 ``memory.events.local``, v1 ``memory.oom_control``
+    since 4.13), or with them (``memory.events``, before 5.2), or else of the whole system (``/proc/vmstat``).
+    A child is in its parent's cgroup, unless it was moved.
     """
     own = root / "proc/self"
     files = cgroup_files(system_text(own / "cgroup"), system_text(own / "mountinfo"))
     groups = dict.fromkeys(Path(name).parent for name in files if Path(name).name.startswith("memory."))
     for group in groups:
-        for name in ("memory.events", "memory.oom_control"):
+        for name in ("memory.events.local", "memory.events", "memory.oom_control"):
             if found := _COUNT.search(system_text(root / str(group).lstrip("/") / name)):
                 return int(found[1])
     found = _COUNT.search(system_text(root / "proc/vmstat"))

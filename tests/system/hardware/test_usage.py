@@ -133,6 +133,19 @@ def test_cgroup_v2_counts_our_own_group(tmp_path: Path) -> None:
     assert oom_kills(root) == 3
 
 
+def test_kills_in_groups_below_our_own_are_not_counted(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/app.service\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/app.service/memory.events": EVENTS.format(4),
+            "sys/fs/cgroup/app.service/memory.events.local": EVENTS.format(1),
+        },
+    )
+    assert oom_kills(root) == 1
+
+
 def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_path: Path) -> None:
     root = system(
         tmp_path,
