@@ -37,6 +37,7 @@ __all__ = ["Health", "Prober"]
 FIRST_PROBE_DELAY_S = 0.01
 LONGEST_PROBE_DELAY_S = 1.0
 PROBE_TIMEOUT_S = 2.0
+METRICS_TIMEOUT_S = 2.0
 
 
 class Prober:
@@ -120,7 +121,7 @@ class Prober:
 
     async def metrics(self) -> str | None:
         """The server's own Prometheus text, or None if it has none."""
-        body = await self._body("/metrics", PROBE_TIMEOUT_S)
+        body = await self._body("/metrics", METRICS_TIMEOUT_S)
         return None if body is None else body.decode(errors="replace")
 
     async def progress(self, timeout_s: float = PROBE_TIMEOUT_S) -> ServerProgress:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import llamasup
 from llamasup.cli.app import app
+from tests.patience import wait_longer_for_answers
 
 _NEVER_IMPORTED = ("llamasup.embedded", "llamasup.testing", "llamasup.__main__")
 _OF_LINUX = ("llamasup.system.process.exec_child", "llamasup.system.native.linux")
@@ -27,8 +28,6 @@ _OF_ANOTHER_SYSTEM = (
 for module in pkgutil.walk_packages(llamasup.__path__, "llamasup."):
     if not module.name.startswith((*_NEVER_IMPORTED, *_OF_ANOTHER_SYSTEM)):
         importlib.import_module(module.name)
-# On a busy machine the first answer of a llamasup takes longer than a user would wait for it.
-for module_name in ("llamasup.control.discovery", "llamasup.control.client"):
-    sys.modules[module_name].__dict__["_TIMEOUT_S"] = 60.0
+wait_longer_for_answers()
 CliRunner().invoke(app, ["inspect", "--help"])  # Typer imports the rest of itself at the first call
 gc.freeze()

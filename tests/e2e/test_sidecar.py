@@ -25,6 +25,7 @@ from tests.e2e.driver import (
     run_to_end,
     seconds_until_gone,
 )
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +75,7 @@ def test_sidecar_uses_a_free_port_prints_events_and_stops_with_stdin(
 
 
 def test_chosen_port_is_used(tiny_model: Path, fake_server: ServerMaker) -> None:
-    with sidecar(tiny_model, "--runtime", fake_server()) as first:
-        free = first.wait_for("ready")["port"]
+    free = free_port()
     with sidecar(tiny_model, "--runtime", fake_server(), "--port", str(free)) as running:
         assert running.wait_for("ready")["port"] == free
         end_stdin(running)

@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.driver import llamasup
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 from tests.real.nodes import KEY, Node, Nodes, nodes_in
 from tests.real.test_wrap import self_signed
@@ -122,12 +122,12 @@ def test_killed_node_loses_no_request_without_an_answer(nodes: Nodes, tiny_model
     def ask(number: int) -> None:
         answer = front.ask("tale", f"{number} once", max_tokens=64, ignore_eos=True)
         done.append((answer.status_code, answer.text))
-        if len(done) == 20:
+        if len(done) >= 20:
             half.set()
 
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(ask, number) for number in range(60)]
-        half.wait()
+        assert half.wait(PATIENCE_S)
         children = desk.process.children()
         desk.process.send_signal(signal.SIGKILL)
         for one in asked:
