@@ -15,6 +15,7 @@ import pytest
 
 from llamasup.testing.models import tiny_encoder, tiny_reranker, truncated_decoder, write_large_decoder
 from tests.embedded.child import COMMAND, Child
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("xllamacpp")]
 
@@ -161,10 +162,19 @@ def test_slots_context_and_sampling_defaults_reach_the_server(start: Start) -> N
 def test_it_says_503_while_it_loads(start: Start, tmp_path: Path, free_port: int) -> None:
     large = tmp_path / "large.gguf"
     write_large_decoder(large, 300 * 1024 * 1024)
-    child = start("--port", str(free_port), "--load-mode", "none", model=large)
-    child.wait_for("loading model")
-    with client_of(f"http://127.0.0.1:{free_port}") as client:
-        answer = client.get("/health")
+    answer = httpx.Response(200)
+
+    def answers_before_it_has_loaded() -> bool:
+        """False: the test may have come too late, so it must try again."""
+        nonlocal answer
+        child = start("--port", str(free_port), "--load-mode", "none", model=large)
+        child.wait_for("loading model")
+        with client_of(f"http://127.0.0.1:{free_port}") as client:
+            answer = client.get("/health")
+        child.kill()
+        return answer.status_code != 200
+
+    eventually(answers_before_it_has_loaded)
     assert answer.status_code == 503
     assert answer.json()["error"] == {"message": "Loading model", "type": "unavailable_error", "code": 503}
 
@@ -235,11 +245,20 @@ def test_an_idle_server_stops_with_0(start: Start, number: int) -> None:
 def test_a_loading_server_dies_of_the_signal_at_once(start: Start, tmp_path: Path, number: int) -> None:
     large = tmp_path / "large.gguf"
     write_large_decoder(large, 300 * 1024 * 1024)
-    child = start("--load-mode", "none", model=large)
-    child.wait_for("loading model")
-    child.signal(number)
-    assert child.exit_code() == -number
-    assert not [line for line in child.lines if "model loaded" in line or "Traceback" in line]
+
+    def dies_before_it_has_loaded() -> bool:
+        """False: the signal may have come too late, so the test must try again."""
+        child = start("--load-mode", "none", model=large)
+        child.wait_for("loading model")
+        child.signal(number)
+        code = child.exit_code()
+        if any("model loaded" in line for line in child.lines):
+            return False
+        assert code == -number
+        assert not [line for line in child.lines if "Traceback" in line]
+        return True
+
+    eventually(dies_before_it_has_loaded)
 
 
 def test_sighup_kills_it(start: Start) -> None:

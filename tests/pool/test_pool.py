@@ -284,14 +284,15 @@ async def test_request_that_may_not_wait_starts_the_load(
 async def test_expired_demand_loads_no_model(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 0.1)
+    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 1.0)
     spec = spec_of(file_of(tmp_path, "a", tiny_model), wait_timeout_s=0.0)
     other = spec_of(file_of(tmp_path, "b", tiny_model), stay=Stay())
     async with pooled(tmp_path, spec, other, capacity=1.5) as models:
         busy = models.ask("b")
         await busy.served_by()
-        await models.ask("a").refusal()
-        await models.until(lambda: models["a"].wanted)
+        refused = models.ask("a")
+        assert models["a"].wanted
+        await refused.refusal()
         await models.until(lambda: not models["a"].wanted)
         await models.until_phase("b", Phase.RESIDENT)
         assert models.loads("a") == 0

@@ -73,10 +73,10 @@ def during_load(testbed: FaultTestbed) -> Outcome:
 
 
 def in_prefill(testbed: FaultTestbed, clients: int) -> Outcome:
-    with fault_run(testbed, testbed.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as run:
+    with fault_run(testbed, testbed.large, "--ctx-size", "8192", "--parallel", "8", "--threads", "1") as run:
         run.wait_until_ready()
         run.in_flight()  # the first request for metrics takes longer: it loads the control application
-        run.start_prompts(clients, words=360 // clients)
+        run.start_prompts(clients)
         run.inject(run.server().kill)
         return run.outcome()
 

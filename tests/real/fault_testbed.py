@@ -16,6 +16,7 @@ import psutil
 
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, is_alive, llamasup
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
@@ -28,8 +29,6 @@ __all__ = [
     "Outcome",
     "fault_run",
 ]
-
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +123,21 @@ class FaultRun:
         streams = [self.send_request(stream=True, n_predict=n_predict) for _ in range(count)]
         assert all(client.wait_for_body() for client in streams)
 
-    def start_prompts(self, count: int, words: int) -> None:
-        """Start ``count`` streams with long prompts, and wait until the server computes them."""
+    def start_prompts(self, count: int) -> None:
+        """Start ``count`` streams, and wait until the server computes the first prompt, which is a batch of
+        its own and takes seconds.
+        """
         server, before = self.server(), self.in_flight()
         began_cpu_s = _cpu_s(server)
         for number in range(count):
+            words = 45 if number else 360
             self.send_request(stream=True, n_predict=2, prompt=f"{number} " + "hello " * words)
-        _await(lambda: self.in_flight() - before == count and _cpu_s(server) - began_cpu_s > 0.2)
+            if number == 0:
+                eventually(lambda: _cpu_s(server) - began_cpu_s > 0.1)
+                server.suspend()  # the others may take a while to arrive
+        eventually(lambda: self.in_flight() - before == count)
+        server.resume()
+        eventually(lambda: _cpu_s(server) - began_cpu_s > 0.2)
         assert not any(client.has_response for client in self.clients[-count:])
 
     def start_waiting_requests(self, count: int, server: psutil.Process) -> None:
@@ -139,7 +146,7 @@ class FaultRun:
         server.suspend()
         for _ in range(count):
             self.send_request(n_predict=100)
-        _await(lambda: self.in_flight() - before == count)
+        eventually(lambda: self.in_flight() - before == count)
 
     def in_flight(self) -> float:
         text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
@@ -235,10 +242,3 @@ def _command_line(process: psutil.Process) -> list[str]:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
-
-
-def _await(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

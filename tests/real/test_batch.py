@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import secrets
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping
@@ -19,13 +20,15 @@ from llamasup.control.discovery import discover
 from tests.e2e.driver import command, llamasup, run_to_end
 from tests.patience import eventually
 from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines
+from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 
 LINES = 600
 KILLS = 6
-LONG = {"max_tokens": 3000, "temperature": 0, "ignore_eos": True}
-OF_ANOTHER = {"prompt": "Hello", "n_predict": 2000, "ignore_eos": True, "stream": True}
+OF_BATCH = {"temperature": 0, "ignore_eos": True}
+OF_ANOTHER = {"prompt": "Hello", "ignore_eos": True, "stream": True}
+MOST_TOKENS = 500  # of an answer, as soon as the answers need not be endless any more
 
 
 def test_each_line_has_one_answer_although_all_processes_are_killed(
@@ -55,25 +58,32 @@ def test_each_line_has_one_answer_although_all_processes_are_killed(
 def test_a_batch_gives_way_to_another_client_and_continues(
     runtime: str, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    """All answers are endless: no pause of a process lets one end too early. The next server limits them."""
+    source, output, limited = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "limited"
     lines = [
-        {"custom_id": str(number), "url": "/v1/completions", "body": {**LONG, "prompt": f"Once {number}"}}
-        for number in range(2)  # one for each slot: none ends early, which could make the next one no stream
+        {"custom_id": str(number), "url": "/v1/completions", "body": {**OF_BATCH, "prompt": f"Once {number}"}}
+        for number in range(2)
     ]
     source.write_text("\n".join(map(json.dumps, lines)))
-    options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", "8192")
-    with llamasup(tiny_model, *options) as running:
+    limits = f'[ -e {shlex.quote(str(limited))} ] && set -- "$@" --predict {MOST_TOKENS}'
+    # One slot: a batch that has waited for long gets a turn, but only in a free slot.
+    options = ("--parallel", "1", "--ctx-size", "4096", "--", "--context-shift")
+    with llamasup(tiny_model, "--runtime", wrapped_runtime(tmp_path, runtime, limits), *options) as running:
         url = running.url
         command_line = command("batch", "run", str(source), "-o", str(output), "--url", url, "--json")
         with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True) as batch:
             for _ in range(2):
-                eventually(lambda: any(one["bytes_out"] for one in in_flight()), "a stream of the batch")
-                with httpx.stream("POST", f"{url}/completion", json=OF_ANOTHER, timeout=60) as answer:
+                await_stream()
+                with httpx.stream("POST", f"{url}/completion", json=OF_ANOTHER) as answer:
                     assert answer.status_code == 200
-                    eventually(
+                    eventually(  # none of its lines can be over: most of the time all are refused
                         lambda: all(one["phase"] == "queued" for one in in_flight()),
                         "the batch without a slot while the other client has its answer",
                     )
+            await_stream()
+            limited.touch()
+            [server] = running.children()
+            server.kill()
             assert batch.stdout is not None
             events = [json.loads(line) for line in batch.stdout]
         assert running.stop() == 0
@@ -83,7 +93,11 @@ def test_a_batch_gives_way_to_another_client_and_continues(
     answers = answers_of(output)
     assert len(answers) == 2
     usage = [json.loads(line)["response"]["body"]["usage"] for line in output.read_text().splitlines()]
-    assert {one["completion_tokens"] for one in usage} == {LONG["max_tokens"]}
+    assert {one["completion_tokens"] for one in usage} == {MOST_TOKENS}
+
+
+def await_stream() -> None:
+    eventually(lambda: any(one["bytes_out"] for one in in_flight()), "a stream of the batch")
 
 
 def in_flight() -> list[Mapping[str, Any]]:

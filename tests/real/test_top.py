@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +20,7 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, command, llamasup
 from tests.real.nodes import Node, nodes_in
-from tests.real.test_live_requests import Reader
+from tests.real.test_live_requests import ENDLESS, Reader
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
@@ -38,7 +40,10 @@ class Terminal:
 
     def shows(self, pattern: str) -> str:
         """Read what it writes until ``pattern`` appears. Returns the text since the pattern before."""
+        deadline_s = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, self._seen)) is None:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            assert select.select([self._master], [], [], left_s)[0], f"no {pattern} in {self._seen[-5000:]!r}"
             self._seen += os.read(self._master, 65_536).decode("utf-8", "replace")
         text, self._seen = self._seen[: found.end()], self._seen[found.end() :]
         return text
@@ -68,12 +73,13 @@ class Terminal:
 def test_request_is_chosen_and_cancelled(
     runtime: str, tiny_model: Path, ends: Callable[[Terminal], None]
 ) -> None:
-    with llamasup(tiny_model, "--runtime", runtime, "--parallel", "1", "--ctx-size", "32768") as running:
+    options = ("--runtime", runtime, "--parallel", "1", "--ctx-size", "2048", "--", "--context-shift")
+    with llamasup(tiny_model, *options) as running:
         running.wait_for("ready")
         terminal = Terminal(command("top", "--pid", str(running.pid)))
         try:
             assert "\x1b[?1049h" in terminal.shows(r"tiny +ready")  # the other screen of the terminal
-            reader = Reader(running, "the-request", tokens=30_000)
+            reader = Reader(running, "the-request", tokens=ENDLESS)
             terminal.shows("the-request")
             terminal.shows(r"generating")
             terminal.press("k")  # up, from the last line
@@ -94,7 +100,7 @@ def test_models_and_requests_of_another_node_are_shown(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     def read_long_answer(front: Node) -> None:
-        body = {"model": "tale", "prompt": "Once", "n_predict": 30_000, "ignore_eos": True, "stream": True}
+        body = {"model": "tale", "prompt": "Once", "n_predict": ENDLESS, "ignore_eos": True, "stream": True}
         headers = {"X-Request-Id": "the-request"}
         with (
             front.client as client,
@@ -104,7 +110,8 @@ def test_models_and_requests_of_another_node_are_shown(
             answer.read()
 
     with nodes_in(tmp_path, runtime) as nodes, ThreadPoolExecutor(1) as reader:
-        tale = {"path": str(tiny_model), "ctx_size": 32768, "parallel": 1, "preload": True}
+        tale = {"path": str(tiny_model), "ctx_size": 2048, "parallel": 1, "preload": True}
+        tale["extra"] = ["--context-shift"]
         front = nodes.start("front", {}, nodes.peer(nodes.start("desk", {"tale": tale})))
         terminal = Terminal(command("top", "--pid", str(front.process.pid)))
         try:

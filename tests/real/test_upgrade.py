@@ -21,7 +21,7 @@ from tests.real.bad_build import build
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 BODY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-PAUSE_S = 1.0  # between two requests of the client; the speed is compared in such pauses
+PAUSE_S = 2.0  # between two requests of the client; the speed is compared in such pauses
 LONGEST_PROOF_S = 5 * PATIENCE_S  # of 300 requests, if the machine is too busy to compare the speed sooner
 
 

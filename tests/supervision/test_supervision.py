@@ -141,16 +141,15 @@ def test_load_is_recorded_although_a_stop_follows_at_once(tiny_model: Path, tmp_
 
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
     """S6. Both servers load for twice the stall timeout, and one of them only spins."""
-    load = ("load_s=8", "spin", f"once={tmp_path / 'hung'}")
-    hung = install(tmp_path / "hung-server", *load)
-    slow = install(tmp_path / "slow-server", *load[:1])
+    hung = install(tmp_path / "hung-server", "load_s=8", "spin", f"once={tmp_path / 'hung'}")
+    slow = install(tmp_path / "slow-server", "load_s=16")
 
     async def test() -> None:
         async with serving(tiny_model, runtime=str(hung), stall_timeout_s=4.0) as server:
             exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "hung_start"
             assert exited.exit is None
-        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as server:
+        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=8.0) as server:
             await server.reaches(State.READY, 1)
 
     asyncio.run(test())
