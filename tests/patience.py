@@ -29,17 +29,18 @@ def eventually(
         time.sleep(min(_SOON_S + waited_s / 20, _LATER_S) if every_s is None else every_s)
 
 
-_USER_WAITS_S = {
-    "llamasup.control.client": ("_TIMEOUT_S", 60.0),
-    "llamasup.control.discovery": ("_TIMEOUT_S", 60.0),
-    "llamasup.usage.recorder": ("ANSWER_TIMEOUT_S", 60.0),
-    "llamasup.llama_server.client": ("METRICS_TIMEOUT_S", 10.0),
-}
+_LIMITS_S = (
+    ("llamasup.control.client", "_TIMEOUT_S", 60.0),
+    ("llamasup.control.discovery", "_TIMEOUT_S", 60.0),
+    ("llamasup.usage.recorder", "ANSWER_TIMEOUT_S", 60.0),
+    ("llamasup.usage.recorder", "CLOSE_TIMEOUT_S", 60.0),
+    ("llamasup.llama_server.client", "METRICS_TIMEOUT_S", 10.0),
+)
 
 
 def wait_longer_for_answers() -> None:
     """In this process: on a busy machine, an answer takes longer than a user would wait for it."""
-    for module, (name, limit_s) in _USER_WAITS_S.items():
+    for module, name, limit_s in _LIMITS_S:
         found = vars(importlib.import_module(module))
         assert name in found
         found[name] = limit_s

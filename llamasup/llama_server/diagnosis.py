@@ -296,7 +296,7 @@ def diagnose(
     """Explain ``exit`` by the child's last ``lines`` (oldest first).
 
     ``requested``: llamasup stopped the child. ``oom_killed``: the kernel counted an out-of-memory kill
-    (cgroup ``memory.events``).
+    (``oom_kills``).
     """
     lines = [re.sub(_ANSI, "", line).rstrip() for line in lines]
     if phase == "starting":

@@ -29,7 +29,7 @@ MAX_PENDING: Final = 20_000
 # The thread wakes up at most five times a second.
 LINGER_S: Final = 0.2
 RETRY_S: Final = 5.0  # a disk that was full may have room again
-CLOSE_TIMEOUT_S: Final = 5.0  # for a disk that others write to
+CLOSE_TIMEOUT_S: Final = 1.0
 _STDERR: Final = 2
 # A write of up to this size to a pipe is atomic (POSIX), so output of other processes comes between lines.
 _PIPE_BUF: Final = 4096

@@ -76,7 +76,7 @@ class NodeWatch:
             headers=headers,
             verify=self.tls or False,
             trust_env=False,
-            timeout=None,  # noqa: S113 - _probe has one for the whole request
+            timeout=None,  # noqa: S113 - _probe_once has one for the whole request
             limits=httpx.Limits(max_connections=2, keepalive_expiry=60.0),
         ) as client:
             while True:
@@ -98,7 +98,7 @@ class NodeWatch:
         await asyncio.sleep(_MIN_PAUSE_S)
 
     async def _probe(self, client: httpx.AsyncClient) -> NodeListing | Trouble:
-        """Asks again if this process was stopped while it waited: the answer may have come meanwhile."""
+        """Asks again if this process was stopped or blocked: the answer may have come meanwhile."""
         ends_s = time.monotonic() + self._policy.timeout_s
         found = await self._probe_once(client)
         was_stopped = isinstance(found, Trouble) and time.monotonic() > ends_s + _LATE_S

@@ -216,14 +216,14 @@ class ServiceHost:
         finally:
             for opened in filter(None, (listeners, self._ollama)):
                 opened.close()
+            if ready_file is not None:
+                ready_file.remove()
             if self._access_log is not None:
                 self._access_log.close()
             if self._spans is not None:
                 self._spans.close()
             if self._usage is not None:
                 self._usage.close()
-            if ready_file is not None:
-                ready_file.remove()
             self._bus.publish(Stopped())
         if error is not None:
             raise error

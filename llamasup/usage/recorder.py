@@ -31,7 +31,7 @@ SAVE_S: Final = 55.0
 # The power of the machine changes with its load, so a long interval makes the division inexact.
 READING_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 3.0
-CLOSE_TIMEOUT_S: Final = 5.0  # a commit takes over a second on a disk that others write to
+CLOSE_TIMEOUT_S = 1.0
 # Without this limit, a disk or a driver that hangs would let the lists of requests pile up.
 MAX_WAITING: Final = 10
 _NEVER: Final = float("inf")
@@ -112,14 +112,15 @@ class UsageRecorder:
             return report([], groups, first, file=None, problem=problem)
         return report(saved.rows, groups, first, file=saved.file, problem=saved.problem)
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Save the sums. Blocks for ``timeout_s`` at most."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Save the sums. Blocks for ``timeout_s`` at most; by default ``CLOSE_TIMEOUT_S``."""
+        timeout_s = CLOSE_TIMEOUT_S if timeout_s is None else timeout_s
         self._pass_on()
         if self._work and self._may_measure:  # last, as the driver of a GPU may be slow
             self._writer.put(Batch(work=self._take_work(), measures=True, saves=True))
         if not self._writer.close(timeout_s):
             _log.warning(
-                "The usage since the last save is lost: the disk did not take it within %g s.", timeout_s
+                "The last usage may not be saved: the disk or a driver took longer than %g s.", timeout_s
             )
 
     @property

@@ -144,7 +144,7 @@ def test_disk_that_hangs_delays_neither_a_report_nor_the_end(
         assert report["rows"] == []
         assert "the disk does not answer" in report["problem"]
         recorder.close(0.01)
-        assert "The usage since the last save is lost" in caplog.text
+        assert "The last usage may not be saved" in caplog.text
         saver.hold.set()  # the late answer is ignored
         await asyncio.to_thread(saver.until, 2)
 

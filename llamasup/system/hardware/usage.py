@@ -34,8 +34,9 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 def oom_kills(root: Path = Path("/")) -> int:
     """A count that only grows; 0 if the system has none. ``root`` is for tests.
 
-    The count of our own cgroup without those below it (v2 ``memory.events.local``, v1 ``memory.oom_control``
-    since 4.13), or with them (``memory.events``, before 5.2), or else of the whole system (``/proc/vmstat``).
+    The count of our own cgroup (v2 ``memory.events.local`` since 5.3, else ``memory.events``, which in 5.2
+    counts the groups below, too; v1 ``memory.oom_control`` since 4.13), or else of the whole system
+    (``/proc/vmstat``).
     A child is in its parent's cgroup, unless it was moved.
     """
     own = root / "proc/self"

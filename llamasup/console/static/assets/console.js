@@ -74,7 +74,7 @@ root.replaceChildren(); // the placeholder
 
 function showSignIn(error) {
   stop();
-  update({ session: null, connected: false, config: null, draft: null });
+  update({ session: null, connected: false, config: null, draft: null, applied: {} });
   document.title = "Sign in · llamasup";
   render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
 }

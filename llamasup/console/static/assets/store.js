@@ -7,7 +7,7 @@ const STATUS_BUSY_MS = 5000; // while requests come and go, the status changes a
 const ENDED_DELAY_MS = 2000;
 const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
-let state = { status: null, requests: { live: [], ended: [], ended_total: 0 }, connected: false, error: null, session: null, config: null, draft: null, applying: false };
+let state = { status: null, requests: { live: [], ended: [], ended_total: 0 }, connected: false, error: null, session: null, config: null, draft: null, applying: false, applied: {} };
 const listeners = new Set();
 let source = null;
 let statusTimer = 0;
@@ -125,11 +125,12 @@ async function takeSnapshot(mine) {
 
 async function readRequests(mine) {
   const news = requestsNews;
+  const before = new Set(state.requests.ended);
   try {
     const found = await get(`requests?ended=${ENDED_KEPT}`);
     if (mine !== source) return;
-    // An event that came meanwhile is newer: only the older requests are missing.
-    const ended = mergeEnded(found.ended, state.requests.ended);
+    // An event that came meanwhile is newer.
+    const ended = mergeEnded(found.ended, state.requests.ended.filter((record) => !before.has(record)));
     update({ requests: news === requestsNews ? found : { ...state.requests, ended } });
   } catch (error) {
     if (mine === source) update({ error });

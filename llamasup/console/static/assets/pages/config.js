@@ -15,7 +15,7 @@ const CHANGES = {
 };
 
 // All this is in the store, so it survives a visit of another page: the file as it was read last (`config`), an
-// edit that is not applied (`draft`), and whether one is being applied (`applying`).
+// edit that is not applied (`draft`), whether one is being applied (`applying`), and what came of it (`applied`).
 let asked = 0;
 
 async function read() {
@@ -24,24 +24,25 @@ async function read() {
   if (mine === asked) update({ config });
 }
 
-async function send(draft, onApplied) {
-  update({ applying: true });
+async function send(draft) {
+  update({ applying: true, applied: {} });
   asked += 1; // what is read meanwhile may be the file before
   try {
-    onApplied(await control("PUT", "config", { body: draft }));
+    update({ applied: { changes: await control("PUT", "config", { body: draft }) } });
     await read(); // the next change has to name the new version
     const { draft: typed, config } = current(); // also typed while it was applied
     update({ draft: typed && ![draft.text, config.text].includes(typed.text) ? { text: typed.text, version: config.version } : null });
+  } catch (error) {
+    update({ applied: { ...current().applied, error } });
   } finally {
     update({ applying: false });
   }
 }
 
 export default function Config() {
-  const { draft, config, applying } = useStore();
+  const { draft, config, applying, applied } = useStore();
   const [check, setCheck] = useState({});
   const [error, setError] = useState(null);
-  const [applied, setApplied] = useState(null);
   const text = draft?.text ?? config?.text ?? "";
   const attempt = async (action) => {
     setError(null);
@@ -51,7 +52,8 @@ export default function Config() {
       setError(problem);
     }
   };
-  useEffect(() => void (applying || attempt(read)), []);
+  useEffect(() => void (applying || attempt(read)), [applying && !config]);
+  useEffect(() => () => current().applying || update({ applied: {} }), []); // it has been seen
   const edit = (typed) => update({ draft: typed === config.text && !applying ? null : { text: typed, version: draft?.version ?? config.version } });
   useEffect(() => {
     if (!config?.file) return undefined;
@@ -74,12 +76,12 @@ export default function Config() {
     return () => removeEventListener("beforeunload", ask);
   }, [draft !== null]);
   const apply = () => {
-    setApplied(null);
-    attempt(() => send(draft, setApplied));
+    setError(null);
+    send(draft);
   };
   const discard = () => attempt(async () => {
     await read();
-    update({ draft: null });
+    update({ draft: null, applied: {} });
   });
   if (!config) return html`<${Problem} error=${error} />`;
   if (!config.file) return html`<p class="note">This llamasup has no config file.</p>`;
@@ -93,9 +95,9 @@ export default function Config() {
     <div aria-live="polite">${value && !value.ok && html`<ul class="problem">${value.mistakes.map((mistake) => html`<li>Line ${mistake.line ?? "–"}: ${mistake.key ? `${mistake.key}: ` : ""}${mistake.message}</li>`)}</ul>`}
       ${value?.ok && html`<${Changes} title="What this text would change" changes=${value.changes} />`}</div>
     <${Problem} error=${refused} />
-    <${Problem} error=${error} />
-    ${error?.status === 409 && html`<p class="note">Copy your text first: “Read again” replaces it.</p>`}
-    ${applied && html`<${Changes} title="Applied" changes=${applied} />`}`;
+    <${Problem} error=${error ?? applied.error} />
+    ${applied.error?.status === 409 && html`<p class="note">Copy your text first: “Read again” replaces it.</p>`}
+    ${applied.changes && html`<${Changes} title="Applied" changes=${applied.changes} />`}`;
 }
 
 function Changes({ title, changes }) {
