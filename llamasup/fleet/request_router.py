@@ -69,7 +69,7 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
         for replica_id in by_id:
             self._affinity.add(replica_id)
         loads = {replica_id: self._load(replica) for replica_id, replica in by_id.items()}
-        # A request that is at a full replica waits there, although another one may become free.
+        # A request at a full replica waits there, also when another one has a free slot.
         free = [(replica_id, load) for replica_id, load in loads.items() if load < 1.0]
         picked = self._affinity.pick(free or list(loads.items()), _conversation_of(pending_request))
         chosen = by_id.pop(picked)

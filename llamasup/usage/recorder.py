@@ -31,7 +31,7 @@ SAVE_S: Final = 55.0
 # The power of the machine changes with its load, so a long interval makes the division inexact.
 READING_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 3.0
-CLOSE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S: Final = 1.0
 # Without this limit, a disk or a driver that hangs would let the lists of requests pile up.
 MAX_WAITING: Final = 10
 _NEVER: Final = float("inf")

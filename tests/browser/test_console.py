@@ -372,7 +372,7 @@ def test_chat_is_answered_side_by_side_and_listed(page: Page) -> None:
     """With the keyboard alone."""
     show(page, "Playground")
     focus_on(page, second := page.get_by_label("Second model"))
-    for _ in page.get_by_label("Second model").get_by_role("option").all():
+    for _ in second.get_by_role("option").all():
         if second.input_value() != OTHER:  # typing its name would depend on the time between two keys
             page.keyboard.press("ArrowDown")
     expect(second).to_have_value(OTHER)

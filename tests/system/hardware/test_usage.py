@@ -119,10 +119,16 @@ def system(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_cgroup_v2_counts_our_own_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "kills"),
+    [({}, 3), ({"sys/fs/cgroup/user.slice/app.service/memory.events.local": EVENTS.format(1)}, 1)],
+    ids=["with those below it, before Linux 5.3", "alone"],
+)
+def test_cgroup_v2_counts_our_own_group(more: dict[str, str], kills: int, tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
+            **more,
             "proc/self/cgroup": "0::/user.slice/app.service\n",
             "proc/self/mountinfo": V2_MOUNT,
             "sys/fs/cgroup/user.slice/app.service/memory.events": EVENTS.format(3),
@@ -130,20 +136,7 @@ def test_cgroup_v2_counts_our_own_group(tmp_path: Path) -> None:
             "proc/vmstat": VMSTAT,
         },
     )
-    assert oom_kills(root) == 3
-
-
-def test_kills_in_groups_below_our_own_are_not_counted(tmp_path: Path) -> None:
-    root = system(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/app.service\n",
-            "proc/self/mountinfo": V2_MOUNT,
-            "sys/fs/cgroup/app.service/memory.events": EVENTS.format(4),
-            "sys/fs/cgroup/app.service/memory.events.local": EVENTS.format(1),
-        },
-    )
-    assert oom_kills(root) == 1
+    assert oom_kills(root) == kills
 
 
 def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ export default function Config() {
       setError(problem);
     }
   };
-  useEffect(() => void (applying || attempt(read)), [applying && !config]);
+  useEffect(() => void (applying || attempt(read)), [applying && !config]); // also when an Apply ends that found no file
   useEffect(() => () => current().applying || update({ applied: {} }), []); // it has been seen
   const edit = (typed) => update({ draft: typed === config.text && !applying ? null : { text: typed, version: draft?.version ?? config.version } });
   useEffect(() => {
