@@ -38,8 +38,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamasup.testing.models import write_large_decoder
 from scripts import pages
+from tests.kit.models import write_large_decoder
 
 MARKS = "<!-- eta: scripts/bench_eta.py --write -->", "<!-- /eta -->"
 GOAL = 0.9  # of the loads

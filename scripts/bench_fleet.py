@@ -39,12 +39,12 @@ from llamasup.control.discovery import discover  # noqa: E402
 from llamasup.control.selection import select_running  # noqa: E402
 from llamasup.fleet.certificates import authority  # noqa: E402
 from llamasup.fleet.secret import node_key  # noqa: E402
-from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts import fast_server  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.fleet.rig import MODEL, Rig, actor_and_llamasup  # noqa: E402
-from tests.patience import eventually  # noqa: E402
-from tests.ports import free_port  # noqa: E402
+from tests.kit.patience import eventually  # noqa: E402
+from tests.kit.ports import free_port  # noqa: E402
+from tests.kit.tiny import tiny_decoder  # noqa: E402
 
 END = "<!-- end of measured -->"  # each part has marks of its own
 INGRESS_KEY = "sk-of-a-measurement"

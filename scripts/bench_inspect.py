@@ -26,7 +26,7 @@ from llamasup.gguf.files import read_model
 from llamasup.gguf.writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from llamasup.models.folder import list_models
 from llamasup.system.hardware.probe import hardware
-from llamasup.testing.tiny import tiny_keys, tiny_tensors
+from tests.kit.tiny import tiny_keys, tiny_tensors
 
 VOCABULARY = 150_000
 PROMISED_MS = {

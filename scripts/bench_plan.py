@@ -329,7 +329,7 @@ def model_file(args: argparse.Namespace, folder: str) -> Path:
     """The given model, or one with random weights, which have the speed and memory of trained ones."""
     if args.model is not None:
         return Path(args.model).resolve()
-    from llamasup.testing.models import write_large_decoder
+    from tests.kit.models import write_large_decoder
 
     model = write_large_decoder(Path(folder, "large.gguf"), args.size_mb * 1_000_000)
     if args.quantize is None:

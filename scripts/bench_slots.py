@@ -39,8 +39,8 @@ from llamasup.proxy.listeners.bind import bind  # noqa: E402
 from llamasup.service.run import RunOptions, Service  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.supervision.events import Bus  # noqa: E402
-from llamasup.testing.models import write_large_decoder  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
+from tests.kit.models import write_large_decoder  # noqa: E402
 
 logger = logging.getLogger("llamasup.supervision.slot_transfer")
 logger.setLevel(logging.INFO)

@@ -28,7 +28,7 @@ from typing import Any
 
 from pages import write_between
 
-from llamasup.testing.tiny import tiny_decoder
+from tests.kit.tiny import tiny_decoder
 
 MAX_LOST_MS = 50.0
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"

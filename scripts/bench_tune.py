@@ -34,9 +34,6 @@ from llamasup.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.planning.facts import prepare  # noqa: E402
 from llamasup.planning.measured.tuned import Changes  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
-from llamasup.testing.architectures import tiny_model  # noqa: E402
-from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402
-from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from llamasup.tuning.candidates import Candidate, Setup  # noqa: E402
 from llamasup.tuning.picture import picture  # noqa: E402
 from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
@@ -46,6 +43,9 @@ from llamasup.tuning.session import Options, new_search  # noqa: E402
 from llamasup.tuning.tune import tune  # noqa: E402
 from scripts.bench_plan import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
+from tests.kit.architectures import tiny_model  # noqa: E402
+from tests.kit.models import tiny_encoder, write_large_decoder  # noqa: E402
+from tests.kit.tiny import tiny_decoder  # noqa: E402
 
 MARKS = "<!-- bench_tune -->", "<!-- /bench_tune -->"
 _BUSY = """

@@ -25,10 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import NEW_INTERPRETER, command, llamasup  # noqa: E402
+from tests.kit.tiny import tiny_decoder  # noqa: E402
 from tests.real.usage_load import COUNTS, KEYS, UsageLoad, counts_of, write_keys  # noqa: E402
 
 MARKS = "<!-- check_usage -->", "<!-- /check_usage -->"

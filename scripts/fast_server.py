@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamasup.testing import fake_server
-from llamasup.testing.upstream import FastUpstream, plain_response
 from scripts.bench_streams import Sender, Senders, run
+from tests.kit import fake_server
+from tests.kit.upstream import FastUpstream, plain_response
 
 __all__ = ["install"]
 

@@ -28,10 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.bare_server import seconds_to_ready  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
+from tests.kit.tiny import tiny_decoder  # noqa: E402
 from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
 from tests.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
 from tests.real.fault_clients import Ending  # noqa: E402

@@ -26,8 +26,8 @@ with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.gguf.header import Container, NeedMore
     from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
     from llamasup.system.hardware.facts import Hardware
-    from llamasup.testing import models
-    from llamasup.testing.tiny import tiny_keys, tiny_tensors
+    from tests.kit import models
+    from tests.kit.tiny import tiny_keys, tiny_tensors
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.
 _LARGE_FILE_BYTES = 1 << 34

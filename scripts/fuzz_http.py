@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.proxy import ProxyConfig
-from tests.bodies import LABELS, bodies
 from tests.http.test_body_scan import counted_as_the_oracle_counts
+from tests.kit.bodies import LABELS, bodies
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
 from tests.security.grammar import (

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 
-from llamasup.testing.models import tiny_decoder
 from scripts.pages import write_between
 from tests.e2e.driver import llamasup
+from tests.kit.models import tiny_decoder
 from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "repair.md"

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from llamasup.repair.history import with_valid_arguments
-from llamasup.testing.models import tiny_decoder
 from scripts.pages import write_between
+from tests.kit.models import tiny_decoder
 from tests.real.bare_server import bare_server
 from tests.repair.conversations import BAD_ARGUMENTS, conversation
 

@@ -33,9 +33,9 @@ from llamasup.pool.eviction_policy import (  # noqa: E402
     Snapshot,
     decide,
 )
-from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
-from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
+from tests.kit.residency_sim import Call, Simulation, simulate  # noqa: E402
+from tests.kit.residency_world import Decide, Model, ModelWorld  # noqa: E402
 
 DOC = ROOT / "docs" / "residency.md"
 MARKS = "<!-- simulation: scripts/simulate_residency.py -->", "<!-- end of simulation -->"

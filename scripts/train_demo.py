@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf  # noqa: E402
-from llamasup.testing.tiny import FIXED, PRINTABLE, tokenizer_keys  # noqa: E402
 from scripts.demo_stories import Turn, conversations  # noqa: E402
+from tests.kit.tiny import FIXED, PRINTABLE, tokenizer_keys  # noqa: E402
 
 VOCABULARY = 1024
 CONTEXT = 1024

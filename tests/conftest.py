@@ -22,11 +22,11 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
-from llamasup.testing.tiny import tiny_decoder
-from tests.certificates import make_certificate
-from tests.children import NewChildren, end_all
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
+from tests.kit.certificates import make_certificate
+from tests.kit.children import NewChildren, end_all
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
+from tests.kit.tiny import tiny_decoder
 
 if sys.platform != "win32":
     # Ignored under nohup, and in what a shell starts in the background: whatever a test starts would ignore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 LIKE_SCRIPTS_TEST = """
 set -eu

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from llamasup.testing.models import write_large_decoder
+from tests.kit.models import write_large_decoder
 
 __all__ = ["NAMES", "Models"]
 

@@ -21,8 +21,8 @@ from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Auth, Http, Memory, Usage
 from llamasup.settings.units import Size
 from tests.api.in_loop import in_loop
-from tests.children import NewChildren
-from tests.patience import PATIENCE_S
+from tests.kit.children import NewChildren
+from tests.kit.patience import PATIENCE_S
 
 TEXT = {"prompt": "Hi", "max_tokens": 8}
 SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))

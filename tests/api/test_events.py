@@ -15,7 +15,7 @@ from llamasup.api.events import MAX_WAITING, AsyncEvents, Events, Feed
 from llamasup.supervision.events import StateChanged, Stopped
 from llamasup.supervision.states import State
 from tests.api.in_loop import in_loop
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 def ready(generation: int) -> StateChanged:

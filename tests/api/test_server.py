@@ -21,8 +21,8 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.settings.sections import Http
-from tests.children import NewChildren
-from tests.patience import PATIENCE_S
+from tests.kit.children import NewChildren
+from tests.kit.patience import PATIENCE_S
 
 TEXT = {"prompt": "Hi", "max_tokens": 8}
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from llamasup.batch.threads import in_thread
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 
 @async_test

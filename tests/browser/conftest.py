@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, expect, sync_playwright
 
-from llamasup.testing import models
 from tests.e2e.driver import Llamasup, run_to_end, started
-from tests.patience import PATIENCE_S
+from tests.kit import models
+from tests.kit.patience import PATIENCE_S
+from tests.kit.runtimes import wrapped_runtime
 from tests.real.remains import folders_of
-from tests.runtimes import wrapped_runtime
 
 PATIENCE_MS = PATIENCE_S * 1000
 CONTENT = {

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import Console, Serve, card, focus_on, show, sign_in
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.real, pytest.mark.browser, pytest.mark.one_runtime]
 

@@ -27,7 +27,7 @@ from tests.browser.conftest import (
     sign_in,
     with_models,
 )
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.browser]
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
-from llamasup.testing.models import write_large_decoder
 from tests.browser.conftest import Serve, card, show, sign_in
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.models import write_large_decoder
+from tests.kit.patience import PATIENCE_S, eventually
 from tests.real.slowed import NOT_MAPPED, slowed
 
 pytestmark = [pytest.mark.real, pytest.mark.browser, pytest.mark.one_runtime]

@@ -15,10 +15,10 @@ from playwright.sync_api import BrowserContext, Page, Response, Route, expect
 
 from tests.browser.conftest import ADMIN, Console, Serve, card, focus_on, show, sign_in
 from tests.e2e.driver import started
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
+from tests.kit.runtimes import wrapped_runtime
 from tests.real.remains import folders_of
-from tests.runtimes import wrapped_runtime
 
 pytestmark = [pytest.mark.real, pytest.mark.browser, pytest.mark.one_runtime]
 

@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, Page, Route, expect
 from llamasup.usage.ledger import Group, Sums
 from llamasup.usage.store import save
 from tests.browser.conftest import Serve, show, sign_in
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.browser, pytest.mark.one_runtime]
 

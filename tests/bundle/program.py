@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.driver import Llamasup, adopted
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 __all__ = ["Program"]
 

@@ -18,11 +18,11 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.testing.tiny import tiny_decoder
 from tests.bundle.program import Program
 from tests.e2e.driver import adopted
-from tests.hub import running_hub
-from tests.patience import PATIENCE_S
+from tests.kit.hub import running_hub
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 
 KILLS = int(os.environ.get("LLAMASUP_BUNDLE_KILLS", "12"))
 AT_A_TIME = 3
@@ -246,7 +246,7 @@ def test_all_that_is_inside_is_in_the_sbom_with_its_license(bundle: Program) -> 
         assert files, folder
         assert all(file.stat().st_size > 10 for file in files)
     assert len(list(texts.iterdir())) >= len(packages) + 2
-    assert not list(inside.glob("llamasup/testing"))
+    assert not list(inside.glob("tests"))
 
 
 def test_each_library_of_the_system_has_its_license_and_what_that_refers_to(bundle: Program) -> None:

@@ -10,7 +10,7 @@ from llamasup.errors import UnsafeBind, UsageInvalid
 from llamasup.proxy.listeners.listen import ListenerSet
 from llamasup.service.options import ListenOptions, check_address, ollama_listener
 from tests.e2e.driver import run_to_end
-from tests.ports import free_port
+from tests.kit.ports import free_port
 
 
 @pytest.mark.parametrize(

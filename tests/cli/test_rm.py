@@ -11,7 +11,7 @@ import pytest
 
 from llamasup.cli.commands.rm import rm
 from llamasup.downloads.part_file import PartFile
-from llamasup.testing import models
+from tests.kit import models
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.testing.models import tiny_encoder
 from tests.clients.models import tool_caller
 from tests.e2e.driver import Llamasup, llamasup
-from tests.patience import PATIENCE_S as PATIENCE_S
-from tests.ports import free_port
+from tests.kit.models import tiny_encoder
+from tests.kit.patience import PATIENCE_S as PATIENCE_S
+from tests.kit.ports import free_port
+from tests.kit.runtimes import wrapped_runtime
 from tests.real.remains import folders_of
-from tests.runtimes import wrapped_runtime
 
 KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"

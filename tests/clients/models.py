@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from llamasup.gguf.writer import KeyValue, write_gguf
-from llamasup.testing.tiny import WORDS, tiny_keys, tiny_tensors
+from tests.kit.tiny import WORDS, tiny_keys, tiny_tensors
 
 __all__ = ["tool_caller"]
 

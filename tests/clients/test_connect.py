@@ -14,10 +14,10 @@ import anthropic
 import openai
 import pytest
 
-from llamasup.testing import models
 from tests.clients.conftest import KEY, Served
 from tests.clients.prompts import QUESTION
 from tests.e2e.driver import run_to_end, started
+from tests.kit import models
 from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real

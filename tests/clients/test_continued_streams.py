@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.conftest import KEY, Served
 from tests.e2e.driver import llamasup
-from tests.ports import free_port
+from tests.kit.ports import free_port
 from tests.real.continued_streams import QUESTION
 from tests.real.remains import folders_of
 

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from llamasup.testing import models
 from tests.clients.conftest import KEY, PATIENCE_S, Served
 from tests.clients.prompts import QUESTION
 from tests.e2e.driver import started
+from tests.kit import models
 from tests.real.remains import folders_of
 
 pytestmark = [

@@ -17,13 +17,13 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from ollama import AsyncClient, Client, ResponseError
 
-from llamasup.testing.models import tiny_decoder, tiny_encoder
 from tests.clients.conftest import KEY, LONG, PATIENCE_S, OllamaJs, Served, frees_slot
 from tests.clients.models import fill_in, tool_caller
 from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 from tests.e2e.driver import started
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.models import tiny_decoder, tiny_encoder
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
 from tests.real.remains import folders_of
 
 pytestmark = [

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from ollama import Client, ResponseError
 
-from llamasup.testing.tiny import tiny_decoder
 from tests.clients.conftest import OllamaJs
 from tests.e2e.driver import PATIENCE_S, started
-from tests.hub import Fault, Hub, running_hub
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.hub import Fault, Hub, running_hub
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
+from tests.kit.tiny import tiny_decoder
 from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.testing.models import tiny_decoder
 from tests.clients.conftest import PATIENCE_S
 from tests.clients.models import tool_caller
 from tests.e2e.driver import started
-from tests.paths import ROOT
-from tests.ports import free_port
+from tests.kit.models import tiny_decoder
+from tests.kit.paths import ROOT
+from tests.kit.ports import free_port
 from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real

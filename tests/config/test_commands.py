@@ -24,10 +24,10 @@ from llamasup.service.config_check import environment_issues
 from llamasup.service.serve import ConfigSource, ServeService, serve_options
 from llamasup.supervision.events import Bus
 from llamasup.system.storage.folders import models_folder
-from llamasup.testing.fake_server import install
-from llamasup.testing.models import tiny_decoder
 from tests.config.reading import config_of
-from tests.paths import ROOT
+from tests.kit.fake_server import install
+from tests.kit.models import tiny_decoder
+from tests.kit.paths import ROOT
 
 
 @pytest.fixture

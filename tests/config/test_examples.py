@@ -9,7 +9,7 @@ import pytest
 from llamasup.config import load
 from llamasup.config.reading import read
 from llamasup.service.config_check import environment_issues
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 CONFIGS = ROOT / "configs"
 EXAMPLES = sorted(CONFIGS.glob("*.yaml"))

@@ -16,8 +16,8 @@ from llamasup.settings.declaration import settings_of
 from llamasup.settings.kinds import Many, Named, Section
 from llamasup.settings.model import ModelEntry
 from tests.config.reading import issues_of
-from tests.paths import ROOT
-from tests.script import run_script
+from tests.kit.paths import ROOT
+from tests.kit.script import run_script
 
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 

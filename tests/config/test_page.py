@@ -9,7 +9,7 @@ from llamasup.config.reading import read
 from llamasup.service.config_check import environment_issues
 from tests.config.reading import config_of
 from tests.config.test_json_schema import errors_of
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
 

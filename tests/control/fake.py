@@ -29,7 +29,7 @@ from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from llamasup.usage.ledger import Group, Sums
 from llamasup.usage.report import read_by, report
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.proxy.live.samples import REQUEST
 
 __all__ = ["PATIENCE_S", "AsyncControlClient", "FakeConnection", "FakeControlTarget", "controlled", "served"]

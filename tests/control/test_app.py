@@ -17,7 +17,7 @@ from llamasup.service.run import RunOptions, Service
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, StateChanged, Stopped
 from llamasup.supervision.states import State
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 
 
 class Running:

@@ -17,9 +17,9 @@ from llamasup.models.diff import Changes
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import State
-from llamasup.testing.fake_server import install
 from tests.control.fake import PATIENCE_S, AsyncControlClient
 from tests.e2e.service import Serving, serving
+from tests.kit.fake_server import install
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.ladder import admit
 from llamasup.planning.projectors import pairings_of
 from llamasup.system.hardware.facts import Hardware
-from llamasup.testing import models
+from tests.kit import models
 from tests.planning import plans
 
 GIB = 1 << 30

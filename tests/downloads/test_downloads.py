@@ -18,10 +18,10 @@ from llamasup.downloads.progress import Progress
 from llamasup.downloads.store import FetchedModel
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
 from llamasup.system.process.run_folder import run_folder
-from llamasup.testing import models
-from tests.children import NewChildren
-from tests.hub import Fault, Hub, running_hub
-from tests.patience import PATIENCE_S
+from tests.kit import models
+from tests.kit.children import NewChildren
+from tests.kit.hub import Fault, Hub, running_hub
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

@@ -41,9 +41,9 @@ from llamasup.errors import (
 )
 from llamasup.gguf.files import read_model
 from llamasup.models.removal import remove, to_remove
-from llamasup.testing import models
-from tests.hub import Fault, Hub, running_hub
-from tests.patience import PATIENCE_S
+from tests.kit import models
+from tests.kit.hub import Fault, Hub, running_hub
+from tests.kit.patience import PATIENCE_S
 
 QUICK = RetryPolicy(attempts=3, first_wait_s=0.01, max_wait_s=0.02, connect_s=PATIENCE_S, stall_s=PATIENCE_S)
 KIB = 1024

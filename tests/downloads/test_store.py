@@ -16,7 +16,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.files import read_model, split_name
 from llamasup.models.removal import Removal, remove, to_remove
 from llamasup.planning.facts import sibling_projector
-from llamasup.testing import models, vision
+from tests.kit import models, vision
 
 _HUB = "https://huggingface.co"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.testing.fake_server import install
 from tests.e2e.forked import forked_to_end
-from tests.paths import ROOT
+from tests.kit.fake_server import install
+from tests.kit.paths import ROOT
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from tests.e2e.forked import ForkedCommand, forked_to_end
-from tests.patience import PATIENCE_S, eventually, wait_longer_for_answers
+from tests.kit.patience import PATIENCE_S, eventually, wait_longer_for_answers
 
 wait_longer_for_answers()
 

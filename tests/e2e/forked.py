@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["ForkedCommand", "forked_to_end"]
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import llamasup
 from llamasup.cli.app import app
-from tests.patience import wait_longer_for_answers
+from tests.kit.patience import wait_longer_for_answers
 
-_NEVER_IMPORTED = ("llamasup.embedded", "llamasup.testing", "llamasup.__main__")
+_NEVER_IMPORTED = ("llamasup.embedded", "llamasup.__main__")
 _OF_LINUX = ("llamasup.system.process.exec_child", "llamasup.system.native.linux")
 _OF_POSIX = (
     "llamasup.system.native.macos",

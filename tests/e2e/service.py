@@ -14,7 +14,7 @@ from llamasup.service.run import RunOptions, Service
 from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Serving", "serving"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import NewChildren
 from tests.e2e.driver import llamasup, run_to_end
+from tests.kit.children import NewChildren
 
 pytestmark = pytest.mark.slow
 

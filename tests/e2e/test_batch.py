@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, children_of, command, llamasup, run_to_end, started
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 ServerMaker = Callable[..., str]
 

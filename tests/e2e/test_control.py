@@ -27,7 +27,7 @@ from tests.e2e.driver import (
     run_to_end,
     wrapped,
 )
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 Done = subprocess.CompletedProcess[str]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from llamasup.testing.models import big_endian_decoder
 from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
-from tests.paths import FIXTURES
-from tests.ports import free_port
+from tests.kit.models import big_endian_decoder
+from tests.kit.paths import FIXTURES
+from tests.kit.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,

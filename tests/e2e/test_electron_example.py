@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.children import NewChildren, end_all
 from tests.e2e.driver import await_guardian, await_removed, seconds_until_gone
 from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server, run
-from tests.paths import ROOT
+from tests.kit.children import NewChildren, end_all
+from tests.kit.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "electron"
 DOUBLE = Path(__file__).with_name("electron_double.mjs")

@@ -21,7 +21,7 @@ from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 QUICK = LivenessPolicy(
     interval_s=0.1,

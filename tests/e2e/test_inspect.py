@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.testing import models
-from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, command, on_terminal, run_to_end
+from tests.kit import models
+from tests.kit.architectures import tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.testing import models
 from tests.e2e.driver import run_to_end
+from tests.kit import models
 
 pytestmark = pytest.mark.slow
 

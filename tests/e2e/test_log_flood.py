@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import llamasup
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 LOG_BYTES = 200_000_000
 KEPT_BYTES = 3 * 10_000_000  # the log and two older ones

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end, started
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.testing import models
 from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end
-from tests.hub import Fault, Hub, running_hub
+from tests.kit import models
+from tests.kit.hub import Fault, Hub, running_hub
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.children import NewChildren, end_all
 from tests.e2e.driver import await_guardian, await_removed, seconds_until_gone
 from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server
-from tests.paths import ROOT
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.children import NewChildren, end_all
+from tests.kit.paths import ROOT
+from tests.kit.patience import PATIENCE_S, eventually
 
 EXAMPLE = ROOT / "examples" / "python-desktop"
 

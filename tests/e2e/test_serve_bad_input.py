@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, run_to_end, started
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 CHAT = {"prompt": "Hi", "max_tokens": 4}
 

@@ -25,7 +25,7 @@ from tests.e2e.driver import (
     run_to_end,
     seconds_until_gone,
 )
-from tests.ports import free_port
+from tests.kit.ports import free_port
 
 pytestmark = pytest.mark.slow
 

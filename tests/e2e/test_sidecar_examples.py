@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, await_removed, seconds_until_gone
-from tests.paths import ROOT
-from tests.patience import eventually
+from tests.kit.children import NewChildren
+from tests.kit.paths import ROOT
+from tests.kit.patience import eventually
 
 EXAMPLES = ROOT / "examples" / "sidecar"
 INTERPRETERS = {"parent.py": sys.executable, "parent.mjs": "node", "parent.sh": "sh"}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import Llamasup, await_removed, llamasup, seconds_until_gone
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.children import NewChildren, catches
 from tests.e2e.driver import PATIENCE_S, command, llamasup
-from tests.patience import eventually
+from tests.kit.children import NewChildren, catches
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
-from tests.paths import ROOT
-from tests.patience import PATIENCE_S
+from tests.kit.paths import ROOT
+from tests.kit.patience import PATIENCE_S
 
 EXAMPLE = ROOT / "examples" / "tauri"
 BUILD_S = 400.0

@@ -18,9 +18,9 @@ from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.store import only_tuning
 from llamasup.tuning.tune import keep
-from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
-from tests.kept_results import kept_for
+from tests.kit.children import NewChildren
+from tests.kit.kept_results import kept_for
 
 MEASURED_ON = Conditions("build", "machine", "asked", "files", "defaults")
 KEPT = Kept(

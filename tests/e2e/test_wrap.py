@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end, started, wrapped
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 OLD_HELP = FIXTURES / "help" / "0.2.90.txt"
 

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tests.children import catches
-from tests.patience import PATIENCE_S
+from tests.kit.children import catches
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["COMMAND", "PATIENCE_S", "Child"]
 

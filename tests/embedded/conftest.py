@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import ports
 from tests.embedded.child import Child
+from tests.kit import ports
 
 Start = Callable[..., Child]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.testing.models import tiny_encoder, tiny_reranker, truncated_decoder, write_large_decoder
 from tests.embedded.child import COMMAND, Child
-from tests.patience import eventually
+from tests.kit.models import tiny_encoder, tiny_reranker, truncated_decoder, write_large_decoder
+from tests.kit.patience import eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("xllamacpp")]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.testing.tiny import tiny_decoder
 from tests.fleet.network import Network
 from tests.fleet.rig import NODES, Rig
+from tests.kit.tiny import tiny_decoder
 
 DELAY_S = 0.005  # each way, as between two cities
 

@@ -20,8 +20,8 @@ import psutil
 
 from llamasup.errors import FleetUnusable
 from tests.fleet.network import Network
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
 
 __all__ = ["MODEL", "NODES", "Outcome", "Rig", "actor_and_llamasup", "load_of"]
 
@@ -384,10 +384,7 @@ def _llama_servers_below(pid: int) -> list[psutil.Process]:
             with suppress(psutil.NoSuchProcess):
                 words = child.cmdline()
                 # A real one, or the fake one in a Python.
-                if (
-                    "llama-server" in Path(words[0] if words else "").name
-                    or "llamasup.testing.fake_server" in words
-                ):
+                if "llama-server" in Path(words[0] if words else "").name or "tests.kit.fake_server" in words:
                     found.append(child)
     return found
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from llamasup.fleet.scaling import ABSENT_S
-from llamasup.testing.fake_server import install
-from llamasup.testing.tiny import tiny_decoder
 from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup, load_of
-from tests.patience import PATIENCE_S
+from tests.kit.fake_server import install
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.fleet.front import as_front
 from llamasup.service.config_check import environment_issues
 from llamasup.service.serve import serve_options
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 CONFIG = """
 models:

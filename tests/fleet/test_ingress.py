@@ -18,8 +18,8 @@ from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import FleetNode, ListedModel, Poll, Snapshot
 from llamasup.fleet.node_requests import AnswerBegin
 from llamasup.proxy.settings import Limits
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 
 NODE = FleetNode("tiny@a", "https://192.0.2.1:1", "tiny")
 CHAT = "/v1/chat/completions"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from llamasup.testing.fake_server import install
 from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup, load_of
-from tests.paths import ROOT
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.fake_server import install
+from tests.kit.paths import ROOT
+from tests.kit.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 KEY = "sk-of-a-client-of-the-fleet"

@@ -12,8 +12,8 @@ import msgspec
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import SIGNATURE, FleetNode, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, signature
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 
 SECRET = "s" * 40
 NODE = FleetNode("tiny@a", "https://192.0.2.1:1", "tiny")

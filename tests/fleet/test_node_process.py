@@ -19,11 +19,11 @@ from llamasup.fleet.node_config import node_config
 from llamasup.fleet.node_process import NodeProcess, NodeSpec
 from llamasup.fleet.secret import node_key
 from llamasup.fleet.secret_file import VARIABLE
-from llamasup.testing.fake_server import install
-from llamasup.testing.tiny import tiny_decoder
-from tests.async_tests import async_test
 from tests.fleet.test_node_config import tree_of
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.fake_server import install
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = pytest.mark.slow
 SECRET = "s" * 40

@@ -16,9 +16,9 @@ from llamasup.fleet.certificates import node_certificate
 from llamasup.fleet.node_requests import AnswerBegin, NodeRequests
 from llamasup.fleet.secret import node_key
 from llamasup.http.heads import pairs_of
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
+from tests.kit.ports import free_port
 
 SECRET = "s" * 40
 HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nX-Own: 1\r\nContent-Type: text/event-stream\r\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 pytestmark = [
     pytest.mark.fleet,

@@ -15,10 +15,10 @@ import pytest
 
 from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
-from llamasup.testing.fake_server import install
 from tests.fleet.network import Network
 from tests.fleet.rig import NODES, Outcome, Rig, load_of
-from tests.patience import PATIENCE_S
+from tests.kit.fake_server import install
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.fleet,

@@ -29,10 +29,10 @@ from llamasup.fleet.messages import (
 )
 from llamasup.fleet.secret import directory_key, is_signed
 from llamasup.fleet.secret_file import VARIABLE
-from llamasup.testing.tiny import tiny_decoder
-from tests.async_tests import async_test
 from tests.fleet.played_serve import application, deployment
-from tests.paths import ROOT
+from tests.kit.async_tests import async_test
+from tests.kit.paths import ROOT
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [
     pytest.mark.fleet,

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from llamasup.testing.tiny import tiny_decoder
 from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

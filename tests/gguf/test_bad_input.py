@@ -21,7 +21,7 @@ from llamasup.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
-from llamasup.testing.tiny import tiny_keys, tiny_tensors
+from tests.kit.tiny import tiny_keys, tiny_tensors
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
 

@@ -24,7 +24,7 @@ from llamasup.gguf.facts_from_header import (
     read_header,
 )
 from llamasup.gguf.header import Container
-from llamasup.testing.architectures import ARCHITECTURES, tiny_model
+from tests.kit.architectures import ARCHITECTURES, tiny_model
 
 WIDTH = 64
 Tensors = dict[str, tuple[int, ...]]  # shapes in numpy's order

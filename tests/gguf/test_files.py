@@ -22,7 +22,7 @@ from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model, split_paths
 from llamasup.gguf.writer import I32, U16, write_gguf
 from llamasup.system.native import native
-from llamasup.testing import models
+from tests.kit import models
 
 Read = Callable[[str | Path], ModelFacts]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llamasup.http.body_scan import MANY_JOBS, MAX_DEPTH, MAX_STEPS, WINDOW, BodyScan, scanned
 from llamasup.http.requested_model import read_body
-from tests.bodies import LABELS, bodies, jobs_of
+from tests.kit.bodies import LABELS, bodies, jobs_of
 
 URL = "http://good.example/x"
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}

@@ -16,7 +16,7 @@ from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.system.hardware.devices import Device, NvmlGpu
 from llamasup.system.hardware.nvml import NvmlAnswer, ask_nvml
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help" / "b11434.txt"
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"

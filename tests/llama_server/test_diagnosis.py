@@ -6,7 +6,7 @@ import pytest
 
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
 from llamasup.system.process.exit import Exit
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 CRASHES = FIXTURES / "crashes"
 

@@ -15,7 +15,7 @@ from llamasup.llama_server.help_text import (
     parse_help,
     parse_version,
 )
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = {path.stem: path.read_text() for path in sorted((FIXTURES / "help").glob("*.txt"))}
 BUILDS = list(HELP)

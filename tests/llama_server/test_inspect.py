@@ -15,8 +15,8 @@ from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server import inspect, search
 from llamasup.llama_server.inspect import Runtime, find_runtime, library_folder, survey_runtimes
 from llamasup.system.own_command import own_command
-from tests.paths import FIXTURES
-from tests.patience import PATIENCE_S
+from tests.kit.paths import FIXTURES
+from tests.kit.patience import PATIENCE_S
 
 HELP = FIXTURES / "help"
 

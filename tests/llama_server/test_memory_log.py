@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.llama_server.memory_log import ServerSizes, read_sizes
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 LOGS = FIXTURES / "sizes"
 MIB = 1 << 20

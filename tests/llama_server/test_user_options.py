@@ -16,7 +16,7 @@ from llamasup.llama_server.user_options import (
     parse_options,
     read_config,
 )
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help"
 NOW = Capabilities("now", parse_help((HELP / "b11434.txt").read_text()), ())

@@ -8,7 +8,7 @@ from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.models.debounce import Debounced, DebouncePolicy, debounce, debounce_by_age, initial_state
 from llamasup.models.found import FoundModel
-from llamasup.testing import models
+from tests.kit import models
 
 POLICY = DebouncePolicy(sound_s=2.0, broken_s=15.0)
 FOREVER = float("inf")

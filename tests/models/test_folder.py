@@ -17,8 +17,8 @@ from llamasup.gguf import files
 from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.models import folder as model_folder
 from llamasup.models.folder import ModelFolder, list_models, pseudo_devices
-from llamasup.testing import models
-from tests.paths import FIXTURES
+from tests.kit import models
+from tests.kit.paths import FIXTURES
 
 List = Callable[[Path], ModelFolder]
 

@@ -17,7 +17,7 @@ from llamasup.models.spec import ModelSpec, Stay
 from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings
 from llamasup.settings.names import why_not_a_name
-from llamasup.testing import models
+from tests.kit import models
 
 FOREVER = float("inf")
 

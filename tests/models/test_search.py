@@ -12,7 +12,7 @@ from llamasup.errors import LlamasupError
 from llamasup.models import search as model_search
 from llamasup.models.folder import list_models
 from llamasup.models.search import Search, cache_folders, search_models
-from llamasup.testing import models
+from tests.kit import models
 
 OLD, NEW = "1" * 40, "2" * 40
 DECODER = models.tiny_decoder()

@@ -19,9 +19,9 @@ from llamasup.models import watch
 from llamasup.models.debounce import DebouncePolicy
 from llamasup.models.search import Search, search_models
 from llamasup.models.watch import FolderEvents, ModelWatch
-from llamasup.testing import models
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit import models
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 
 QUICK = DebouncePolicy(sound_s=0.1, broken_s=0.3)
 DECODER = models.tiny_decoder()

@@ -18,7 +18,7 @@ import pytest
 from llamasup.errors import ConfigInvalid
 from llamasup.observability import access_log
 from llamasup.observability.access_log import AccessLog, check_log_file
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 Open = Callable[..., "AccessLog[int]"]
 

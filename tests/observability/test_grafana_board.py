@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from llamasup.observability.prometheus import own_families
 from scripts import grafana_board
-from tests.paths import ROOT
-from tests.script import run_script
+from tests.kit.paths import ROOT
+from tests.kit.script import run_script
 
 TARGET = {"instance", "job"}  # labels that Prometheus itself adds
 

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from llamasup.observability.prometheus import merged, own_families
-from tests.paths import ROOT
-from tests.script import run_script
+from tests.kit.paths import ROOT
+from tests.kit.script import run_script
 
 
 def test_the_families_of_the_documentation_are_those_of_llamasup() -> None:

@@ -23,7 +23,7 @@ from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import Limits
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import Repairs
-from tests.patience import eventually
+from tests.kit.patience import eventually
 from tests.planning.plans import model
 from tests.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
 from tests.proxy.key_files import keys_of

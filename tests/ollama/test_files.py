@@ -15,8 +15,8 @@ from llamasup.models.spec import ModelSpec
 from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import ProxyConfig
+from tests.kit.patience import eventually
 from tests.ollama.test_dialect import MakeRig, error_of, line, listed, with_key
-from tests.patience import eventually
 from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
 from tests.proxy.rig import STREAM_HEAD, Rig, Wire, answer, chunk, field, post, status

@@ -28,8 +28,8 @@ from llamasup.pool.catalog.node_listing import NodeListing, NodeModel, encode_li
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import BUSY, Unavailable
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 from tests.pool.replicas.replica_sets import served_model
 
 READY = NodeModel("tale", ("story",), "ready", slots=2, entry={"id": "tale", "meta": {"n_ctx": 1}})

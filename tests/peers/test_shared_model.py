@@ -19,7 +19,7 @@ from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.supervision.states import Policy
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 
 WARM, COLD = NodeModel("tiny", state="ready", slots=1), NodeModel("tiny")

@@ -11,7 +11,7 @@ from llamasup.errors import ConfigInvalid
 from llamasup.peers.membership import Peer
 from llamasup.peers.static import StaticMembership, peers_of
 from llamasup.settings.sections import PeerEntry
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 URL = "https://desk.example.net:8080"
 

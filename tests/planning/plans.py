@@ -15,7 +15,7 @@ from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help"
 BUILDS = tuple(sorted(path.stem for path in HELP.glob("*.txt")))

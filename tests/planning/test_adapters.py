@@ -13,7 +13,7 @@ from llamasup.models.registry import ModelRule, build
 from llamasup.planning.adapters import adapters_of
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import ModelSettings
-from llamasup.testing import models
+from tests.kit import models
 from tests.planning.plans import NEW, OLD, from_help, planned
 
 

@@ -23,7 +23,7 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.exit import Exit
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 from tests.planning.plans import GIB, machine, reason, value
 
 HELP = FIXTURES / "help"

@@ -19,7 +19,7 @@ from llamasup.planning.measured.load_history import LoadHistory, runtime_id
 from llamasup.planning.measured.tuned import Changes, Measured
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
-from llamasup.testing import speculative
+from tests.kit import speculative
 from tests.planning.plans import (
     GIB,
     GPU,

@@ -19,10 +19,10 @@ from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import DEMO_CRC32, Launch, prepare, sibling_projectors
 from llamasup.pool.estimate import prepare_listed
 from llamasup.settings.model import Settings
-from llamasup.testing import models, vision
-from llamasup.testing.models import big_endian_decoder, tiny_encoder
-from llamasup.testing.vision import vision_projector
-from tests.paths import FIXTURES
+from tests.kit import models, vision
+from tests.kit.models import big_endian_decoder, tiny_encoder
+from tests.kit.paths import FIXTURES
+from tests.kit.vision import vision_projector
 
 HELP = FIXTURES / "help" / "b11434.txt"
 ANSWERS = f"""#!/bin/sh

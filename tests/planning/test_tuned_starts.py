@@ -16,7 +16,7 @@ from llamasup.planning.measured.tuned_store import load_results, save_results
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
-from tests.kept_results import kept_for
+from tests.kit.kept_results import kept_for
 from tests.planning.plans import machine, value
 from tests.planning.test_attempts import HOST_FULL, NO_MODEL, SEGFAULT, Machine, needed_bytes
 

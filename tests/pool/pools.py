@@ -33,9 +33,9 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.model import ModelSettings, Settings
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
-from llamasup.testing.fake_server import install
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.fake_server import install
+from tests.kit.patience import PATIENCE_S
 
 __all__ = [
     "PATIENCE_S",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.pool_diagram import DOC, MARKS, diagram
-from tests.script import run_script
+from tests.kit.script import run_script
 
 draw = partial(run_script, "pool_diagram.py")
 

@@ -23,7 +23,7 @@ from llamasup.pool.model_states import (
 )
 from llamasup.supervision.availability import NOT_RUNNING
 from llamasup.supervision.states import Instance, Policy, State
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 SPEC = ModelSpec("a", "/a.gguf", replicas=2)
 SIZED = SizedModel(SPEC, None, {}, SPEC, cast("Any", None))

@@ -14,7 +14,7 @@ from llamasup.pool.answers import as_unavailable
 from llamasup.pool.estimate import estimate_model
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.model import ModelSettings, Settings
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 from tests.planning.plans import GIB
 
 HELP = FIXTURES / "help" / "b11434.txt"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llamasup.pool.eviction_policy import Action, Phase, ResidencyPolicy, WakeAt
-from llamasup.testing.residency_sim import Call, replay, simulate
-from llamasup.testing.residency_world import Model, ModelWorld
+from tests.kit.residency_sim import Call, replay, simulate
+from tests.kit.residency_world import Model, ModelWorld
 
 BOTH = frozenset({"one"})
 MODELS = (

@@ -19,7 +19,7 @@ from llamasup.settings.model import ModelSettings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 from tests.pool.pools import (
     PATIENCE_S,
     HeldSizing,

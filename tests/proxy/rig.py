@@ -30,8 +30,8 @@ from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import MAX_WAITING, RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import NO_REPAIRS
-from tests.patience import PATIENCE_S as PATIENCE_S
-from tests.patience import eventually as eventually
+from tests.kit.patience import PATIENCE_S as PATIENCE_S
+from tests.kit.patience import eventually as eventually
 
 Result = TypeVar("Result")
 

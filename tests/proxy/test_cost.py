@@ -32,7 +32,7 @@ from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import NO_REPAIRS
-from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
+from tests.kit.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
 from tests.proxy.parsers import record_parser_input
 from tests.proxy.rig import CHAT, answer, chunk, post

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, answer, chunk, field, get, post, streaming
 

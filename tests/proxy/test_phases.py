@@ -6,7 +6,7 @@ import pytest
 
 from llamasup.proxy.phases import BUSY, PAUSED, PHASES, Phase, longest_s
 from llamasup.proxy.settings import Limits
-from tests.script import run_script
+from tests.kit.script import run_script
 
 
 def test_every_phase_has_a_rule() -> None:

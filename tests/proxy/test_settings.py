@@ -7,7 +7,7 @@ import re
 from msgspec.structs import fields
 
 from llamasup.proxy import Limits
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 _DOCS = ROOT / "docs" / "proxy.md"
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)

@@ -11,7 +11,7 @@ from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.phases import PAUSED
 from llamasup.queueing.endpoint import Endpoint
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import (
     LOADING,

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from time import monotonic
 
-from tests.runtimes import shell_command
+from tests.kit.runtimes import shell_command
 
 __all__ = ["build"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.driver import PATIENCE_S, children_of, command
-from tests.ports import free_port
+from tests.kit.ports import free_port
 
 __all__ = ["BatchUnderTest", "answers_of", "write_lines"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE_S as PATIENCE_S
-from tests.ports import free_port as free_port
+from tests.kit.patience import PATIENCE_S as PATIENCE_S
+from tests.kit.ports import free_port as free_port
 
 # The values that differ between two runs of the same server.
 _VARIES = re.compile(

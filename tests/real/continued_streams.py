@@ -20,7 +20,7 @@ from llamasup.service.run import RunOptions, Service
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus
 from llamasup.supervision.states import State
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.real.cycles import AT_ONCE
 
 if TYPE_CHECKING:

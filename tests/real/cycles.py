@@ -21,7 +21,7 @@ from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import Bus
 from llamasup.supervision.states import State
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 
 __all__ = ["ResourceUsage", "crash_cycles", "leaked_resources"]

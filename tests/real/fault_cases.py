@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import adopted, command
+from tests.kit.models import write_large_decoder
 from tests.real.fault_testbed import FaultRun, FaultTestbed, Outcome, fault_run
 from tests.real.memory_group import in_group, memory_group
 from tests.real.remains import folders_of

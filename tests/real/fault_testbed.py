@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import psutil
 
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, is_alive, llamasup
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
+from tests.kit.models import write_large_decoder
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
+from tests.kit.runtimes import shell_command
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
-from tests.runtimes import shell_command
 
 __all__ = [
     "PATIENCE_S",

@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from tests.e2e.driver import Llamasup, started
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 __all__ = ["KEY", "Node", "Nodes", "nodes_in"]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["Remains", "folders_of", "processes_of", "remains_of", "seconds_until_gone"]
 

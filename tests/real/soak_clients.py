@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamasup.proxy import Limits
-from llamasup.testing.tiny import WORDS
+from tests.kit.tiny import WORDS
 from tests.real.soak_wire import Answer, Outcome, Wire, complete_text, outcome_of
 
 __all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Client", "Kind", "Result"]

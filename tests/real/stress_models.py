@@ -19,7 +19,7 @@ import llamasup
 from llamasup.config import Config
 from llamasup.gguf.writer import write_gguf
 from llamasup.settings.model import ModelEntry
-from llamasup.testing.tiny import tiny_keys, tiny_tensors
+from tests.kit.tiny import tiny_keys, tiny_tensors
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.patience import eventually
+from tests.kit.patience import eventually
 from tests.real.test_queueing import Occupant
 
 pytestmark = pytest.mark.real

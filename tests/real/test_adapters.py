@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.testing import models
-from llamasup.testing.tiny import tiny_decoder
+from tests.kit import models
+from tests.kit.tiny import tiny_decoder
 from tests.real.test_configs import serve
 
 pytestmark = pytest.mark.real

@@ -17,10 +17,10 @@ from llamasup.config import Config
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
 from llamasup.settings.units import Size
-from llamasup.testing.models import truncated_decoder
-from llamasup.testing.tiny import tiny_decoder
 from tests.api.in_loop import in_loop
-from tests.patience import PATIENCE_S
+from tests.kit.models import truncated_decoder
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

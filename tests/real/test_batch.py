@@ -18,9 +18,9 @@ import pytest
 from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from tests.e2e.driver import command, llamasup, run_to_end
-from tests.patience import eventually
+from tests.kit.patience import eventually
+from tests.kit.runtimes import wrapped_runtime
 from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines
-from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 

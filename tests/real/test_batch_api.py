@@ -16,7 +16,7 @@ from openai.types import Batch
 
 from llamasup.batch.api.objects import ENDED
 from tests.e2e.driver import Llamasup, started
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.real
 

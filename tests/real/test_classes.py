@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from llamasup.gguf.writer import write_gguf
-from llamasup.testing import models, speculative, vision
-from llamasup.testing.architectures import tiny_model as tiny_of
-from llamasup.testing.tiny import tiny_keys, tiny_tensors
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from tests.kit import models, speculative, vision
+from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.tiny import tiny_keys, tiny_tensors
 
 pytestmark = pytest.mark.real
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, started, wrapped
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real

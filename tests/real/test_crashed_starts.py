@@ -13,8 +13,8 @@ import pytest
 
 from llamasup.llama_server.diagnosis import weights_were_read
 from llamasup.planning.measured.load_history_store import load
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from tests.kit.models import write_large_decoder
 
 pytestmark = pytest.mark.real
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import NewChildren
+from tests.kit.children import NewChildren
 from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources
 from tests.real.remains import folders_of
 

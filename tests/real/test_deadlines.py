@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.real
 

@@ -16,7 +16,7 @@ import pytest
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.gguf.files import read_model
-from llamasup.testing import models
+from tests.kit import models
 
 pytestmark = pytest.mark.real
 

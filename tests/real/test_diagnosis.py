@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.testing.tiny import tiny_decoder
-from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
+from tests.kit.children import NewChildren
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import command, llamasup, run_to_end
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.real
 

@@ -14,10 +14,10 @@ import pytest
 
 from llamasup.gguf.demo import demo_draft
 from llamasup.gguf.writer import write_gguf
-from llamasup.testing import models, speculative
-from llamasup.testing.architectures import tiny_model as tiny_of
-from llamasup.testing.tiny import tiny_decoder, tiny_keys, tiny_tensors
 from tests.e2e.driver import llamasup, run_to_end
+from tests.kit import models, speculative
+from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.tiny import tiny_decoder, tiny_keys, tiny_tensors
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.gpu.checks import CHECKS
 from scripts.gpu.report import report
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 pytestmark = pytest.mark.real
 

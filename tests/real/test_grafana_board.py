@@ -19,9 +19,9 @@ import yaml
 
 from scripts import grafana_board
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.paths import ROOT
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.paths import ROOT
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.one_runtime]
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from llamasup.settings.model import Settings
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.service import PATIENCE_S, Serving, serving
+from tests.kit.models import write_large_decoder
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from llamasup.http.requested_model import read_body
-from tests.bodies import bodies
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.kit.bodies import bodies
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

@@ -17,10 +17,10 @@ from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
 from llamasup.proxy.live.requests import FRESH_S
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
+from tests.kit.runtimes import wrapped_runtime
 from tests.real.test_queueing import CONTEXT
-from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 

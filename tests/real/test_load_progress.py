@@ -22,10 +22,10 @@ from llamasup.planning.measured.load_history_store import load
 from llamasup.service import options
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Http
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process
-from tests.patience import eventually
+from tests.kit.models import write_large_decoder
+from tests.kit.patience import eventually
 from tests.real.slowed import NOT_MAPPED, LoadedTooSoon, retried, slowed
 
 pytestmark = pytest.mark.real

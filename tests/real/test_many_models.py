@@ -25,12 +25,12 @@ from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
 from llamasup.settings.units import Size
-from llamasup.testing import models
-from llamasup.testing.architectures import tiny_model as tiny_of
-from llamasup.testing.residency_sim import Request, replay
-from llamasup.testing.residency_world import Model
-from llamasup.testing.tiny import tiny_decoder
-from tests.patience import PATIENCE_S
+from tests.kit import models
+from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.patience import PATIENCE_S
+from tests.kit.residency_sim import Request, replay
+from tests.kit.residency_world import Model
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = pytest.mark.real
 

@@ -21,8 +21,8 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model
 from llamasup.llama_server.memory_log import ServerSizes, read_sizes
 from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
-from llamasup.testing import models
-from llamasup.testing.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
+from tests.kit import models
+from tests.kit.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 
 pytestmark = pytest.mark.real
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from tests.kit.models import write_large_decoder
 from tests.real.memory_group import in_group, memory_group
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

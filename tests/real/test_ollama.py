@@ -15,8 +15,8 @@ from llamasup.http.address import TcpAddress
 from llamasup.ollama.answers import BrokenAnswer, Lines
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Ollama, VirtualEntry
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
 
 pytestmark = pytest.mark.real
 

@@ -15,9 +15,9 @@ import llamasup
 from llamasup.config import Config
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Downloads
-from llamasup.testing.tiny import tiny_decoder
-from tests.hub import Fault, Hub, running_hub
-from tests.patience import PATIENCE_S
+from tests.kit.hub import Fault, Hub, running_hub
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

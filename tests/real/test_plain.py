@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.testing.models import tiny_encoder
-from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import llamasup, run_to_end
+from tests.kit.models import tiny_encoder
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = pytest.mark.real
 

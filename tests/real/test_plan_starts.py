@@ -26,7 +26,7 @@ from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.probe import hardware
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.real,

@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.testing import models, vision
-from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
-from tests.hub import running_hub
+from tests.kit import models, vision
+from tests.kit.hub import running_hub
+from tests.kit.tiny import tiny_decoder
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

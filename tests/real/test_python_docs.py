@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import llamasup
 from tests.e2e.driver import PATIENCE_S
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.readme import FIRST, SERVING, SHELL, blocks, commands_of
+from tests.kit.readme import FIRST, SERVING, SHELL, blocks, commands_of
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, llamasup
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.repair.conversations import BAD_ARGUMENTS, TOOLS, conversation
 from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 

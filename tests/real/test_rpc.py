@@ -32,19 +32,19 @@ from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, ServerWarned
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
-from llamasup.testing.models import write_large_decoder
 from llamasup.tuning import comparison
 from llamasup.tuning.candidates import Candidate
 from llamasup.tuning.comparison import Comparison
 from llamasup.tuning.trial import Trial, spawn_trial
 from llamasup.tuning.workload import STATED_MIX
-from tests.certificates import make_certificate
 from tests.conftest import REQUIRE_REAL
 from tests.e2e.driver import started
 from tests.e2e.service import PATIENCE_S, Serving, serving
-from tests.paths import ROOT
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.certificates import make_certificate
+from tests.kit.models import write_large_decoder
+from tests.kit.paths import ROOT
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

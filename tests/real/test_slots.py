@@ -20,9 +20,9 @@ from llamasup.llama_server.slots.store import sweep_slots
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, ServerWarned
 from llamasup.supervision.states import KillRequested, RestartRequested, State, StopRequested
-from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, started
 from tests.e2e.service import Serving, serving
+from tests.kit.architectures import tiny_model
 from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real

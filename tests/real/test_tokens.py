@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, llamasup
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.patience import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.real
 

@@ -18,10 +18,10 @@ from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.kit.patience import eventually
+from tests.kit.runtimes import wrapped_runtime
 from tests.observability.tracing.collector import Collector, collector, plain
 from tests.observability.tracing.records import PARENT, TRACE
-from tests.patience import eventually
-from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 

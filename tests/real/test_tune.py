@@ -32,8 +32,6 @@ from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, StateChanged
 from llamasup.supervision.states import State
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.testing.models import tiny_encoder, tiny_reranker
-from llamasup.testing.tiny import tiny_decoder, tiny_keys, tiny_tensors
 from llamasup.tuning import comparison, search, session, trial
 from llamasup.tuning.candidates import Candidate, Purpose, default_profile
 from llamasup.tuning.comparison import Comparison
@@ -44,12 +42,14 @@ from llamasup.tuning.store import saved_search
 from llamasup.tuning.trial import Trial
 from llamasup.tuning.tune import keep, tune
 from llamasup.tuning.workload import Lengths
-from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.e2e.service import serving
-from tests.kept_results import kept_for
-from tests.patience import eventually
-from tests.runtimes import shell_command, wrapped_runtime
+from tests.kit.children import NewChildren
+from tests.kit.kept_results import kept_for
+from tests.kit.models import tiny_encoder, tiny_reranker
+from tests.kit.patience import eventually
+from tests.kit.runtimes import shell_command, wrapped_runtime
+from tests.kit.tiny import tiny_decoder, tiny_keys, tiny_tensors
 
 pytestmark = pytest.mark.real
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from llamasup import serve
-from llamasup.testing import models, vision
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, wrapped
+from tests.kit import models, vision
 
 pytestmark = pytest.mark.real
 

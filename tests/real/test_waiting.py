@@ -19,8 +19,8 @@ from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

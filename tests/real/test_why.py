@@ -17,10 +17,10 @@ from llamasup.config import Config
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
 from llamasup.settings.units import Size
-from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import Llamasup, run_to_end, wrapped
 from tests.e2e.driver import llamasup as running
-from tests.patience import eventually
+from tests.kit.patience import eventually
+from tests.kit.tiny import tiny_decoder
 from tests.real.clients import environment
 
 pytestmark = pytest.mark.real

@@ -25,7 +25,7 @@ from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 __all__ = ["COUNTS", "KEYS", "UsageLoad", "counts_of", "write_keys"]
 

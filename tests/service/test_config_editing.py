@@ -20,7 +20,7 @@ from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor
 from llamasup.service.many_models import Configured
 from llamasup.service.serve import ConfigSource, serve_options
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 
 
 class Editing:

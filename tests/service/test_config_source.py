@@ -17,7 +17,7 @@ from llamasup.fleet.front import as_front
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.service import config_source, model_check
 from llamasup.service.serve import ConfigSource, serve_options
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 
 
 def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) -> None:

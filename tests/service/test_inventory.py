@@ -14,7 +14,7 @@ from llamasup.models.diff import changes
 from llamasup.models.spec import ModelSpec
 from llamasup.service.inventory import read_inventory, search_paths
 from llamasup.settings.model import ModelEntry, ModelSettings
-from llamasup.testing.models import tiny_decoder, tiny_encoder, tiny_lora, tiny_projector
+from tests.kit.models import tiny_decoder, tiny_encoder, tiny_lora, tiny_projector
 
 
 def put(path: Path, content: bytes) -> Path:

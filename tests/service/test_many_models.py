@@ -20,8 +20,8 @@ from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
 from llamasup.system.hardware.probe import hardware
-from llamasup.testing.fake_server import install
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
+from tests.kit.fake_server import install
 from tests.pool.pools import PATIENCE_S, file_of
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,8 @@ from llamasup.service import model_files
 from llamasup.service.inventory import read_inventory
 from llamasup.service.model_files import ModelFiles
 from llamasup.supervision.events import Bus
-from llamasup.testing.tiny import tiny_decoder
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
+from tests.kit.tiny import tiny_decoder
 from tests.pool.pools import registry_of
 
 FAR, FILE = "hf.co/org/far:Q4_K_M", "org/far/far-Q4_K_M.gguf"

@@ -21,8 +21,8 @@ from llamasup.pool.model_states import ModelState
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Downloads
 from llamasup.supervision.events import StateChanged
-from llamasup.testing.tiny import tiny_decoder
-from tests.hub import running_hub
+from tests.kit.hub import running_hub
+from tests.kit.tiny import tiny_decoder
 from tests.pool.pools import (
     PATIENCE_S,
     Pooled,

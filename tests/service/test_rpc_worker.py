@@ -24,9 +24,9 @@ from llamasup.service.rpc_worker import (
     check_listen,
 )
 from llamasup.supervision.events import Bus, ServerExited
-from tests.certificates import make_certificate
-from tests.paths import FIXTURES
-from tests.patience import PATIENCE_S
+from tests.kit.certificates import make_certificate
+from tests.kit.paths import FIXTURES
+from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from llamasup.config.config_keys import Config
 from llamasup.settings.declaration import SettingGroup, settings_of
 from llamasup.settings.model import ModelSettings
 from llamasup.settings.sections import Auth, Batches, Downloads, Http, Memory, Slots, Usage
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 # What settings are called where they are read.
 _OF_MODELS = {"settings", "options"}

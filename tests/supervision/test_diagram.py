@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
-from tests.script import run_script
+from tests.kit.paths import ROOT
+from tests.kit.script import run_script
 
 DOC = ROOT / "docs" / "design.md"
 

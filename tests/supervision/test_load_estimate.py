@@ -16,7 +16,7 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 
 Ask = Callable[..., float]
 Runner = Callable[..., InstanceRunner]

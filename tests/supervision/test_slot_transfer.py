@@ -16,8 +16,8 @@ from llamasup.llama_server.slots.store import SlotStore
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, ServerWarned
 from llamasup.supervision.states import State, StopRequested
-from llamasup.testing.fake_server import install
 from tests.e2e.service import Serving, serving
+from tests.kit.fake_server import install
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from llamasup.supervision.generation import Generation
 from llamasup.supervision.states import State, WarmupSucceeded
 from llamasup.supervision.wrap.planner import parse_command
 from llamasup.system.process.spawn import spawn
-from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
+from tests.kit.fake_server import install
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from llamasup.system.batch_writer import BATCH, BatchWriter
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 class Sink:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from llamasup.system.incoming import Incoming
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 def without_readers(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from llamasup.system.hardware import probe
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX")
 

@@ -10,7 +10,7 @@ import pytest
 
 from llamasup.system.native import native
 from llamasup.system.pipe_reader import pipe_reader
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture(params=[True, False], autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from llamasup.system.process.ownership import record_child
 from llamasup.system.process.run_folder import NO_CONTROL, run_folder
 from llamasup.tuning.neighbours import POLL_S, Neighbours
-from tests.patience import eventually
+from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -18,7 +18,7 @@ from llamasup.usage.batch import Batch
 from llamasup.usage.recorder import UsageRecorder
 from llamasup.usage.saver import UsageSaver
 from llamasup.usage.store import read_rows, usage_file
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 from tests.usage.records import record
 
 

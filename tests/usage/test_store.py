@@ -14,7 +14,7 @@ import pytest
 
 from llamasup.usage.ledger import Group, Sums
 from llamasup.usage.store import CorruptFile, UsageFileUnusable, move_aside, read_rows, save, usage_file
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 TINY = Group("2026-03-01", "tiny", "")
 PHONE = Group("2026-03-02", "tiny", "phone")

@@ -18,7 +18,7 @@ from llamasup.proxy.backend import is_virtual
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.sections import VirtualEntry
 from llamasup.virtual.backend import VirtualBackend
-from tests.async_tests import async_test
+from tests.kit.async_tests import async_test
 from tests.planning.plans import bert
 from tests.pool.catalog.test_catalog import catalog_of, pool_of
 from tests.pool.pools import registry_of

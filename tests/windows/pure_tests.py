@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 _PACKAGES = frozenset({"hypothesis", "jsonschema", "msgspec", "pytest", "yaml"})
 _NOT_EVERYWHERE = frozenset({"fcntl", "pty", "resource", "termios"})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.testing.tiny import tiny_decoder
-from tests.hub import running_hub
+from tests.kit.hub import running_hub
+from tests.kit.tiny import tiny_decoder
 from tests.windows.test_sidecar import KILLS, kill_parents
 from tests.windows.wine import Windows, complete, eventually, windows_path
 

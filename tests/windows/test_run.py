@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.hub import running_hub
+from tests.kit.hub import running_hub
 from tests.windows.wine import PATIENCE_S, Windows, complete, eventually, get, windows_path
 
 EVENTS = ("--port", "0", "--events", "jsonl")

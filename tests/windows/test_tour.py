@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.certificates import make_certificate
-from tests.readme import SHELL, blocks, commands_of
+from tests.kit.certificates import make_certificate
+from tests.kit.readme import SHELL, blocks, commands_of
 from tests.windows.wine import PATIENCE_S, Windows, eventually, get, windows_path
 
 EVENTS = ("--port", "0", "--events", "jsonl")

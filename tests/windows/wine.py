@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 PATIENCE_S = 150.0
 """For everything under Wine: a start takes seconds there, and several times that on a loaded machine."""

@@ -39,8 +39,8 @@ from llamasup.http.address import UnixAddress
 from llamasup.http.errors import error_object
 from llamasup.settings.sections import Batches
 from llamasup.settings.units import Size
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 
 T = TypeVar("T")
 

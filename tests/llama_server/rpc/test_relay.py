@@ -26,8 +26,8 @@ from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.settings.address_kinds import RpcWorker
 from llamasup.system.process.platform import loop_factory
-from tests.certificates import make_certificate
-from tests.patience import PATIENCE_S, eventually
+from tests.kit.certificates import make_certificate
+from tests.kit.patience import PATIENCE_S, eventually
 
 Pair = tuple[str, str]
 

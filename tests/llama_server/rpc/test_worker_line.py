@@ -13,7 +13,7 @@ from llamasup.llama_server.rpc.worker_line import (
     worker_line,
 )
 from llamasup.system.hardware.facts import Hardware
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 from tests.planning.plans import GIB, NEW, capabilities, machine
 
 HELP = (FIXTURES / "help" / "rpc-server-b11434.log").read_text()

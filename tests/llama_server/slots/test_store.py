@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llamasup.llama_server.slots.policy import STRAY_AFTER_S, KeptSlots, SavedSet, file_name, list_name
 from llamasup.llama_server.slots.store import SlotStore, Taken, slot_home, sweep_slots
 from llamasup.system.storage.folders import cache_folder
-from llamasup.testing.models import write_split_decoder
+from tests.kit.models import write_split_decoder
 
 KEY, OTHER_KEY = "0" * 32, "1" * 32
 LONG_AGO_S = STRAY_AFTER_S + 60

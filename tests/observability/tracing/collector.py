@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["Collector", "collector", "plain"]
 

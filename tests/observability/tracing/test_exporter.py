@@ -19,10 +19,10 @@ from llamasup.observability.tracing import exporter as module
 from llamasup.observability.tracing.exporter import MAX_PENDING, SpanExporter, span_exporter
 from llamasup.observability.tracing.settings import Sampler, TracingSettings
 from llamasup.system.batch_writer import BATCH
+from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.ports import free_port
 from tests.observability.tracing.collector import Collector, collector
 from tests.observability.tracing.records import PARENT, TRACE, record
-from tests.patience import PATIENCE_S, eventually
-from tests.ports import free_port
 
 
 @pytest.fixture

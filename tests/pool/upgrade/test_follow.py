@@ -14,8 +14,8 @@ from llamasup.errors import BuildRefused, BuildUnproven, Conflict, LlamasupError
 from llamasup.pool.upgrade import follow as module
 from llamasup.pool.upgrade import followed_path
 from llamasup.pool.upgrade.follow import follow
-from tests.async_tests import async_test
-from tests.patience import PATIENCE_S
+from tests.kit.async_tests import async_test
+from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, RestartRequested, State
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 
 LONGEST_PROOF_S = 5 * PATIENCE_S  # of 300 requests, if the machine is too busy to compare the speed sooner

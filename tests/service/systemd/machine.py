@@ -16,8 +16,8 @@ import psutil
 
 from llamasup.service.systemd.systemctl import unreadable_by_others
 from llamasup.service.systemd.unit_file import is_hidden
-from tests.paths import ROOT
-from tests.patience import PATIENCE_S
+from tests.kit.paths import ROOT
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["INSIDE", "PATIENCE_S", "Machine", "boot", "reason_to_skip"]
 

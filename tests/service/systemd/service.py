@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from llamasup.testing.fake_server import install
+from tests.kit.fake_server import install
 from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine
 
 __all__ = ["Service", "copy_model", "install_fake_server"]

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.hub import running_hub
+from tests.kit.hub import running_hub
 from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, boot, reason_to_skip
 from tests.service.systemd.service import Service, install_fake_server
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.paths import ROOT
-from tests.patience import eventually
-from tests.ports import free_port
+from tests.kit.paths import ROOT
+from tests.kit.patience import eventually
+from tests.kit.ports import free_port
 from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, boot, reason_to_skip
 from tests.service.systemd.service import Service, copy_model, install_fake_server
 
@@ -190,7 +190,7 @@ def eat():
     hoard = b"x" * (1 << 30)
 
 threading.Thread(target=eat, daemon=True).start()
-from llamasup.testing.fake_server import main
+from tests.kit.fake_server import main
 sys.exit(main(["--fake", "load_s=1", *sys.argv[1:]]))
 """
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from llamasup.service.systemd.systemctl import systemd_version
 from llamasup.service.systemd.unit_file import Credential, Unit, unit_text
-from llamasup.testing.fake_server import install
 from tests.e2e.driver import run_to_end
+from tests.kit.fake_server import install
 
 pytestmark = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None,

@@ -24,7 +24,7 @@ from llamasup.supervision.wrap.command_line import (
     read_key_file,
     redacted_program,
 )
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help"
 BUILDS = {path.stem: Capabilities(path.stem, parse_help(path.read_text()), ()) for path in HELP.glob("*.txt")}

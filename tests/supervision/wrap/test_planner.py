@@ -15,7 +15,7 @@ from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.service.options import WrapOptions, wrap_spec
 from llamasup.supervision.wrap.planner import WrappedPlanner, parse_command
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help" / "b11434.txt"
 

@@ -17,7 +17,7 @@ from llamasup.system.hardware.devices import (
     problem_in,
     with_nvml_memory,
 )
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 FIXTURES = FIXTURES / "devices"
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llamasup.system.hardware.facts import Hardware, HardwareText, cgroup_files, read_hardware
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 MACHINES = FIXTURES / "hardware"
 GIB = 1 << 30

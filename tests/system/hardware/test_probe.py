@@ -15,7 +15,7 @@ import pytest
 from llamasup.system.hardware import probe as effect
 from llamasup.system.hardware.facts import read_hardware
 from llamasup.system.native import native
-from tests.paths import FIXTURES
+from tests.kit.paths import FIXTURES
 
 MACHINES = FIXTURES / "hardware"
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from llamasup.system.hardware.usage import (
     load_usage,
     oom_kills,
 )
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 def until(look: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from tests.e2e.driver import await_removed, seconds_until_gone
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a job object does it on Windows")
 

@@ -24,7 +24,7 @@ from llamasup.system.native import native
 from llamasup.system.process import spawn as spawn_module
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.spawn import Child, spawn
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 ENV = {"PATH": os.defpath}
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -18,7 +18,7 @@ from llamasup.system.native import native
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.run_folder import LONGEST_SOCKET_NAME, run_folder
 from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder, state_folder
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 
 def mode(path: Path) -> int:

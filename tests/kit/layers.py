@@ -1,6 +1,6 @@
 """What the layers of language models are made of, as llama.cpp b11434 names and shapes their tensors.
 
-For test models (:mod:`llamasup.testing.architectures`). The names are those of src/llama-arch.cpp; the shapes
+For test models (:mod:`tests.kit.architectures`). The names are those of src/llama-arch.cpp; the shapes
 are in ggml's order, the length of a row first.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 __all__ = ["run_script"]
 

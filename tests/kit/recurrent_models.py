@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from llamasup.testing.layers import Model, Tensors, Widths, layer_of
+from tests.kit.layers import Model, Tensors, Widths, layer_of
 
 __all__ = ["RECURRENT"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
-from llamasup.testing.attention_models import ATTENTION
-from llamasup.testing.layers import Model, Widths
-from llamasup.testing.recurrent_models import RECURRENT
-from llamasup.testing.tiny import random_weights, tiny_keys
+from tests.kit.attention_models import ATTENTION
+from tests.kit.layers import Model, Widths
+from tests.kit.recurrent_models import RECURRENT
+from tests.kit.tiny import random_weights, tiny_keys
 
 __all__ = ["ARCHITECTURES", "Widths", "tiny_model", "write_hollow"]
 

@@ -19,8 +19,8 @@ from llamasup.llama_server.diagnosis import diagnose
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
-from llamasup.testing.fake_server import install
-from tests.patience import PATIENCE_S
+from tests.kit.fake_server import install
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 __all__ = ["Asked", "Fault", "Hub", "running_hub"]
 

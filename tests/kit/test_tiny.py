@@ -12,7 +12,7 @@ import pytest
 from llamasup.gguf.facts import ChatTemplate, read_chat_template
 from llamasup.gguf.facts_from_header import ModelClass, ModelFacts, read_header
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, write_gguf
-from llamasup.testing.tiny import CHAT_TEMPLATE, random_weights, tiny_decoder, tiny_keys, tiny_tensors
+from tests.kit.tiny import CHAT_TEMPLATE, random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 
 def read_back(content: bytes, tmp_path: Path) -> Any:

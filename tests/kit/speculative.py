@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
-from llamasup.testing.tiny import WORDS, random_weights, tiny_keys, tiny_tensors
+from tests.kit.tiny import WORDS, random_weights, tiny_keys, tiny_tensors
 
 __all__ = ["changed_decoder", "draft_head", "mtp_head", "self_drafting_decoder"]
 

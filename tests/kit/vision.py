@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
-from llamasup.testing.tiny import random_weights
+from tests.kit.tiny import random_weights
 
 __all__ = ["IMAGE_TOKENS", "picture", "picture_url", "vision_projector"]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llamasup.testing.faults import Faults
+from tests.kit.faults import Faults
 
 __all__ = ["ClientGone", "HttpServer"]
 

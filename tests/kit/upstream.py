@@ -1,6 +1,6 @@
 """A fast upstream that answers as llama-server does, to measure the proxy with. Real sockets, no model.
 
-    python -m llamasup.testing.upstream --unix PATH | --port N [--chunks N] [--interval-ms T]
+    python -m tests.kit.upstream --unix PATH | --port N [--chunks N] [--interval-ms T]
 
 Every request gets canned JSON, or, if its body says ``"stream":true``, N chunks of SSE, one every T ms.
 """
@@ -130,7 +130,7 @@ async def _serve(unix: str | None, port: int, chunks: int, interval_s: float) ->
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m llamasup.testing.upstream")
+    parser = argparse.ArgumentParser(prog="python -m tests.kit.upstream")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--unix")
     where.add_argument("--port", type=int, default=0)

@@ -6,5 +6,5 @@ from pathlib import Path
 
 __all__ = ["FIXTURES", "ROOT"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.paths import ROOT
+from tests.kit.paths import ROOT
 
 __all__ = ["FIRST", "README", "SERVING", "SHELL", "blocks", "commands_of"]
 

@@ -1,6 +1,6 @@
 """A llama-server without a model: a real child process that does what llama-server does, or what it must not.
 
-``python -m llamasup.testing.fake_server``, or the executable that ``install`` writes, takes llama-server's
+``python -m tests.kit.fake_server``, or the executable that ``install`` writes, takes llama-server's
 command line (the options in ``fake_help.txt``, a part of b11434's own ``--help``), logs as it logs, binds
 before it loads, answers its endpoints on a Unix socket or a port, and stops as it stops. It misbehaves as
 ``--fake KEY=VALUE`` says (``faults.py``).
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamasup.system.native import native
-from llamasup.testing.fake_http import HttpServer
-from llamasup.testing.faults import Faults
+from tests.kit.fake_http import HttpServer
+from tests.kit.faults import Faults
 
 __all__ = ["install", "main"]
 
@@ -50,7 +50,7 @@ def install(path: Path, *fakes: str) -> Path:
         f"1--list-devices) echo {shlex.quote(_DEVICES)}; exit ;;\n"
         "esac\n"
         f"export PYTHONPATH={shlex.quote(str(root))}\n"
-        f"exec {shlex.quote(sys.executable)} -S -m llamasup.testing.fake_server "
+        f"exec {shlex.quote(sys.executable)} -S -m tests.kit.fake_server "
         f'{shlex.join(options)} "$@"\n'
     )
     script.chmod(0o755)

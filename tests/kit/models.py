@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
-from llamasup.testing.tiny import random_weights, tiny_decoder, tiny_keys, tiny_tensors
+from tests.kit.tiny import random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 __all__ = [
     "big_endian_decoder",
