@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.engine import EngineOptions
 from llamasup.batch.job import job_of, prepare
+from tests.extended.real.batch_chaos import BatchUnderTest, answers_of, write_lines
 from tests.kit.tiny import tiny_decoder
-from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines
 
 SLOTS = 4
 

@@ -41,7 +41,7 @@ from llamasup.fleet.certificates import authority  # noqa: E402
 from llamasup.fleet.secret import node_key  # noqa: E402
 from scripts import fast_server  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
-from tests.fleet.rig import MODEL, Rig, actor_and_llamasup  # noqa: E402
+from tests.extended.fleet.rig import MODEL, Rig, actor_and_llamasup  # noqa: E402
 from tests.kit.patience import eventually  # noqa: E402
 from tests.kit.ports import free_port  # noqa: E402
 from tests.kit.tiny import tiny_decoder  # noqa: E402

@@ -7,7 +7,7 @@ left behind, a crash costs more than the server's own load time and 100 ms (P6),
 
     python scripts/faults.py [--runtime PATH|embedded …] [--quick] [--only WORDS] [--docs PAGE]
 
-The faults themselves are in tests/real/fault_cases.py; the tests run them too.
+The faults themselves are in tests/extended/real/fault_cases.py; the tests run them too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ sys.path.insert(0, str(ROOT))
 from scripts.bare_server import seconds_to_ready  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
+from tests.extended.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
+from tests.extended.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
+from tests.extended.real.fault_clients import Ending  # noqa: E402
+from tests.extended.real.fault_testbed import FaultTestbed, Outcome  # noqa: E402
+from tests.extended.real.flood import flooded_over_quiet  # noqa: E402
 from tests.kit.tiny import tiny_decoder  # noqa: E402
-from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
-from tests.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
-from tests.real.fault_clients import Ending  # noqa: E402
-from tests.real.fault_testbed import FaultTestbed, Outcome  # noqa: E402
-from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
 MARKS = "<!-- faults -->", "<!-- /faults -->"

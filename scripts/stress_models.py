@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
+from tests.extended.soak.stress import Report, stress  # noqa: E402
 from tests.kit.tiny import tiny_decoder  # noqa: E402
-from tests.real.stress import Report, stress  # noqa: E402
 
 MARKS = "<!-- stress -->", "<!-- /stress -->"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.pages import write_between
-from tests.real.continued_streams import Outcomes, kill_in_streams
+from tests.extended.real.continued_streams import Outcomes, kill_in_streams
 
 # More than 64 kills a minute would exceed the budget of second attempts (queueing/retry_budget.py).
 INTERVAL_S = 1.0

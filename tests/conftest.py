@@ -109,21 +109,40 @@ def runtime(request: pytest.FixtureRequest) -> str:
     return "embedded"
 
 
+CASES = os.environ.get("LLAMASUP_TEST_CASES", "gate")
+"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes. ``rest``: what
+scripts/test --all runs after them. ``all``: every case.
+"""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect one of the two runtimes for each test marked ``one_runtime``, by its name and parameters."""
-    deselected = [item for item in items if _is_left_out(item)]
+    """Deselect the cases that ``$LLAMASUP_TEST_CASES`` leaves out."""
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    for item in items:
+        (selected if _is_selected(item) else deselected).append(item)
     if deselected:
         config.hook.pytest_deselected(items=deselected)
-        items[:] = [item for item in items if item not in set(deselected)]
+        items[:] = selected
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    case = getattr(item, "callspec", None)
-    if case is None or "runtime" not in case.params or item.get_closest_marker("one_runtime") is None:
+def _is_selected(item: pytest.Item) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    chosen = _has_chosen_runtime(item)
+    if not chosen and "one_runtime" in marks:
         return False
+    in_gate = "extended" not in marks and (chosen or "contract" in marks)
+    return CASES == "all" or in_gate == (CASES == "gate")
+
+
+def _has_chosen_runtime(item: pytest.Item) -> bool:
+    """Whether it runs with the runtime that its name and its other parameters choose, or with none."""
+    case = getattr(item, "callspec", None)
+    if case is None or "runtime" not in case.params:
+        return True
     other_parameters = case.id.replace(case.params["runtime"], "", 1)
     chosen = zlib.crc32(f"{item.originalname} {other_parameters}".encode()) % 2  # type: ignore[attr-defined]
-    return bool(case.params["runtime"] != ("binary", "embedded")[chosen])
+    return bool(case.params["runtime"] == ("binary", "embedded")[chosen])
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""``llamasup rpc-worker``, up to the service, and ``--rpc``. tests/real/test_rpc.py has a real rpc-server."""
+"""``llamasup rpc-worker``, up to the service, and ``--rpc``.
+
+tests/extended/real/test_rpc.py has a real rpc-server.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import importlib
 import json
 import os
 import shutil
@@ -73,7 +71,7 @@ class Served:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Some clients, such as litellm and langchain, leave sockets to the garbage collector."""
+    """Some clients leave sockets to the garbage collector."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -165,17 +163,6 @@ def slow_to_load(
         return Served(served.running, f"http://127.0.0.1:{port}"), load
 
     return start
-
-
-@pytest.fixture(scope="module")
-def litellm() -> Iterator[Any]:
-    """The module. Without this variable it fetches a list of prices when it is imported; in a thread that
-    never had an event loop it makes one, and nobody closes it.
-    """
-    asyncio.set_event_loop(None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        yield importlib.import_module("litellm")
 
 
 @pytest.fixture(scope="session")

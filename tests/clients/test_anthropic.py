@@ -13,8 +13,6 @@ from anthropic.types import MessageParam, ToolParam
 from tests.clients.conftest import KEY, LONG, Served, frees_slot
 from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, is_weather
 
-pytestmark = pytest.mark.real
-
 MESSAGES: list[MessageParam] = [{"role": "user", "content": QUESTION}]
 WEATHER: ToolParam = {
     "name": "get_weather",

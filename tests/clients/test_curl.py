@@ -12,8 +12,6 @@ import pytest
 from tests.clients.conftest import KEY, LONG, PATIENCE_S, Served, frees_slot
 from tests.clients.prompts import QUESTION
 
-pytestmark = pytest.mark.real
-
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": QUESTION}],
     "temperature": 0,

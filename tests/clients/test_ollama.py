@@ -27,7 +27,6 @@ from tests.kit.ports import free_port
 from tests.real.remains import folders_of
 
 pytestmark = [
-    pytest.mark.real,
     # Of the client, whose own types are older than the fields.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
 ]

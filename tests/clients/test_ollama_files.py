@@ -21,8 +21,6 @@ from tests.kit.ports import free_port
 from tests.kit.tiny import tiny_decoder
 from tests.real.remains import folders_of
 
-pytestmark = pytest.mark.real
-
 KEYS = {"any": "rights=inference", "few": "models=tiny", "ops": "rights=inference,control"}
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 FAR, FILE = "hf.co/org/far:Q4_K_M", "far-Q4_K_M.gguf"

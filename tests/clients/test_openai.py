@@ -16,8 +16,6 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from tests.clients.conftest import KEY, LONG, Served, frees_slot
 from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, grammar_for, is_weather
 
-pytestmark = pytest.mark.real
-
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 WEATHER: ChatCompletionToolParam = {
     "type": "function",

@@ -21,8 +21,6 @@ from tests.kit.paths import ROOT
 from tests.kit.ports import free_port
 from tests.real.remains import folders_of
 
-pytestmark = pytest.mark.real
-
 RECORDED = {
     path.stem: json.loads(path.read_text())["calls"]
     for path in sorted((ROOT / "tests" / "fixtures" / "ollama_clients").glob("*.json"))

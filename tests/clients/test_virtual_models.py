@@ -20,8 +20,6 @@ from tests.e2e.driver import run_to_end, started
 from tests.kit import models
 from tests.real.remains import folders_of
 
-pytestmark = pytest.mark.real
-
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 SYSTEM = "Answer like a fox."
 VIRTUAL: dict[str, Any] = {

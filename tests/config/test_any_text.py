@@ -104,7 +104,7 @@ _HOSTILE: Mapping[str, Callable[[int], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [MAX_BYTES // 16, pytest.param(MAX_BYTES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [MAX_BYTES // 16, pytest.param(MAX_BYTES, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("kind", _HOSTILE)
 def test_hostile_text_takes_about_the_time_of_a_real_config(kind: str, size: int) -> None:
     models = "".join(f"  model-{n}: {{path: model-{n}.gguf, ttl: 10m}}\n" for n in range(size // 70))

@@ -316,7 +316,6 @@ def test_busy_server_is_retried(puller: Puller, status: int) -> None:
     assert f"answered {status}" in puller.followed.text
 
 
-@pytest.mark.slow
 def test_retry_after_is_respected_up_to_a_limit(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, status=429, headers={"Retry-After": "1"}))
     puller()

@@ -240,7 +240,6 @@ def planned_projector(path: Path) -> Path | None:
     return None if found is None or found.projector is None else Path(found.projector.path)
 
 
-@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(layout=_layouts, choice=st.data())
 @pytest.mark.check("X10", "every other file is unchanged, byte for byte")

@@ -40,11 +40,3 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return path
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each of these tests starts processes: together they would make the quick check a slow one."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here:
-            item.add_marker(pytest.mark.slow)

@@ -15,8 +15,6 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end, wrapped
 
-pytestmark = pytest.mark.slow
-
 FakeServer = Callable[..., str]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

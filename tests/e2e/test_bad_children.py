@@ -43,7 +43,6 @@ def test_server_that_closes_its_output_keeps_serving_and_its_exit_is_seen(
     run(test)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["health=garbage", "health=never", "health=500", "bind=no_accept"])
 def test_server_that_never_reports_ready_is_a_hung_start(
     fault: str, tiny_model: Path, fake_server: FakeServer, tmp_path: Path
@@ -86,7 +85,6 @@ def test_server_that_exits_with_0_before_serving_is_a_crash_loop(
     run(test)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("faults", [("log_forever",), ("log_invalid_utf8", "log_line_bytes=10000000")])
 def test_server_with_arbitrary_output_serves_and_stops(
     faults: tuple[str, ...], tiny_model: Path, fake_server: FakeServer

@@ -14,8 +14,6 @@ import pytest
 from tests.e2e.driver import llamasup, run_to_end
 from tests.kit.children import NewChildren
 
-pytestmark = pytest.mark.slow
-
 
 def refused(
     code: int,

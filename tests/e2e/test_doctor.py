@@ -22,7 +22,6 @@ from tests.kit.paths import FIXTURES
 from tests.kit.ports import free_port
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="breaks what Linux has"),
 ]
 needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")

@@ -46,7 +46,6 @@ def real_model(runtime: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
 
 
-@pytest.mark.real
 @pytest.mark.usefixtures("real_model")
 def test_page_shows_answers_and_the_application_ends_with_everything(
     application: list[str], own_folders: Path, monkeypatch: pytest.MonkeyPatch, new_children: NewChildren

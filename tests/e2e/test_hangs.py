@@ -100,7 +100,6 @@ def test_client_errors_lead_to_a_token_probe_and_no_restart(
     run(test)
 
 
-@pytest.mark.slow
 def test_one_stuck_stream_does_not_restart_a_working_server(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
@@ -121,7 +120,7 @@ def test_one_stuck_stream_does_not_restart_a_working_server(
     run(test)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         patient = replace(SLOW_ANSWERS, stall_s=6.0, prefill_stall_s=6.0)  # a busy machine may lose seconds
@@ -141,7 +140,6 @@ def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_serve
     run(test)
 
 
-@pytest.mark.slow
 def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(
@@ -160,7 +158,6 @@ def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     run(test)
 
 
-@pytest.mark.slow
 def test_crash_loop_answers_503_with_retry_after_until_a_try_succeeds(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
@@ -204,7 +201,7 @@ async def decodes(prober: Any) -> int:
     return int(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_keep_trying_survives_a_crash_loop_and_stops_with_0(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:

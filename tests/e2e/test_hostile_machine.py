@@ -18,8 +18,6 @@ import pytest
 
 from tests.e2e.driver import Llamasup, is_alive, llamasup, seconds_until_gone
 
-pytestmark = pytest.mark.slow
-
 ServerMaker = Callable[..., str]
 DAY_S = 86_400
 

@@ -17,8 +17,6 @@ from tests.e2e.driver import PATIENCE_S, command, on_terminal, run_to_end
 from tests.kit import models
 from tests.kit.architectures import tiny_model
 
-pytestmark = pytest.mark.slow
-
 CONTRACT = {
     *("path", "file_bytes", "expected_bytes", "architecture", "class", "name", "parameters", "quantization"),
     *("layers", "context_length", "embedding_length", "head_count", "head_count_kv", "vocab_size"),

@@ -10,12 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.driver import run_to_end
 from tests.kit import models
-
-pytestmark = pytest.mark.slow
 
 DECODER = models.tiny_decoder()
 

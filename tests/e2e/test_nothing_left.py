@@ -34,8 +34,6 @@ from tests.e2e.driver import (
     seconds_until_gone,
 )
 
-pytestmark = pytest.mark.slow
-
 ServerMaker = Callable[..., str]
 
 

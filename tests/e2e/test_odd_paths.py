@@ -15,7 +15,6 @@ import pytest
 from tests.e2e.driver import llamasup, run_to_end
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="other systems keep file names in UTF-8"),
 ]
 

@@ -22,8 +22,6 @@ from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end
 from tests.kit import models
 from tests.kit.hub import Fault, Hub, running_hub
 
-pytestmark = pytest.mark.slow
-
 NAME = "tiny-Q4_K_M.gguf"
 MIB = 1 << 20
 

@@ -141,7 +141,6 @@ def real_model(runtime: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
 
 
-@pytest.mark.real
 @pytest.mark.usefixtures("real_model")
 def test_answers_appear_in_the_window_piece_by_piece_and_nothing_is_left_after_it_is_closed(
     application: Callable[[], Application], own_folders: Path, new_children: NewChildren
@@ -160,7 +159,6 @@ def test_answers_appear_in_the_window_piece_by_piece_and_nothing_is_left_after_i
     assert_nothing_left(own_folders, new_children)
 
 
-@pytest.mark.real
 @pytest.mark.usefixtures("real_model")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_everything_ends_with_an_application_that_is_killed_or_crashes_within_an_answer(

@@ -27,8 +27,6 @@ from tests.e2e.driver import (
 )
 from tests.kit.ports import free_port
 
-pytestmark = pytest.mark.slow
-
 ServerMaker = Callable[..., str]
 
 

@@ -24,7 +24,6 @@ INTERPRETERS = {"parent.py": sys.executable, "parent.mjs": "node", "parent.sh": 
 NEEDS = {"parent.mjs": ("node",), "parent.sh": ("curl",)}
 
 examples = pytest.mark.parametrize("name", INTERPRETERS)
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,6 @@ def test_example_sends_a_request_and_leaves_nothing_behind(
     assert_nothing_left(own_folders, new_children)
 
 
-@pytest.mark.real
 @examples
 def test_example_gets_an_answer_of_a_real_server(
     name: str,

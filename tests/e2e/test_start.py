@@ -103,7 +103,6 @@ def test_exit_during_the_start_is_explained(
     assert events[-1]["event"] == "stopped"
 
 
-@pytest.mark.slow
 def test_repeated_crashes_end_with_75(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     """Six crashes: 0.5, 1, 2, 4 and 8 s between them. The longest test here, and about real time."""
     no_ladder = ("--kv-type", "f16", "--flash-attn", "off")

@@ -15,8 +15,6 @@ import pytest
 from tests.e2e.driver import Llamasup, await_removed, llamasup, seconds_until_gone
 from tests.kit.patience import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.slow
-
 
 def assert_nothing_left(children: list[psutil.Process], home: Path) -> None:
     gone, alive = psutil.wait_procs(children, timeout=PATIENCE_S)

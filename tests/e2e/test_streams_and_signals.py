@@ -17,8 +17,6 @@ from tests.e2e.driver import PATIENCE_S, command, llamasup
 from tests.kit.children import NewChildren, catches
 from tests.kit.patience import eventually
 
-pytestmark = pytest.mark.slow
-
 
 def url_from(ready_file: Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + PATIENCE_S
@@ -29,6 +27,7 @@ def url_from(ready_file: Path, process: subprocess.Popen[bytes]) -> str:
     return str(json.loads(ready_file.read_text())["url"])
 
 
+@pytest.mark.extended
 def test_parent_that_reads_no_output_does_not_block_llamasup(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -203,7 +203,6 @@ def test_registry_that_hangs_skips_the_tests_and_leaves_no_process(tmp_path: Pat
         fetch("a package", "sh", "-c", "sleep 3600 & wait", cwd=tmp_path, timeout_s=0.1)
 
 
-@pytest.mark.real
 def test_crate_starts_and_ends_a_real_llamasup(
     runtime: str,
     crate: Path,

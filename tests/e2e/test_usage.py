@@ -16,8 +16,6 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup, run_to_end
 
-pytestmark = pytest.mark.slow
-
 ServerMaker = Callable[..., str]
 # Root without the capability to write everywhere.
 PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else ["env"]

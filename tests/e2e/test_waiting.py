@@ -91,7 +91,7 @@ def test_failed_start_answers_queued_requests_with_its_cause(
             assert error["remedy"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_crash_loop_answers_all_requests_and_then_gives_up(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
 ) -> None:

@@ -126,7 +126,7 @@ def test_port_in_use_is_reported_by_llamasup(tiny_model: Path, fake_server: Call
         assert running.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_crash_loop_ends_with_75_and_not_with_the_exit_code_of_the_child(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:

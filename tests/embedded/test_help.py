@@ -11,8 +11,8 @@ from llamasup.embedded.option import Option
 from llamasup.embedded.table import help_text, supported
 from llamasup.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
 from llamasup.system.hardware.devices import parse_devices
-from tests.embedded.child import COMMAND
 from tests.kit.paths import FIXTURES
+from tests.real.embedded.child import COMMAND
 
 REAL = FIXTURES / "help" / "b11434.txt"
 

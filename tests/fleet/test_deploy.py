@@ -22,7 +22,7 @@ from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_process import STOP_S
 from llamasup.fleet.secret import fleet_id
 from llamasup.settings.sections import Fleet
-from tests.fleet.played_serve import application, deployment
+from tests.extended.fleet.played_serve import application, deployment
 
 SECRET = "s" * 40
 

@@ -19,7 +19,7 @@ from llamasup.fleet.serve_view import (
     why_not_ready,
 )
 from llamasup.settings.sections import Fleet
-from tests.fleet.played_serve import application, deployment
+from tests.extended.fleet.played_serve import application, deployment
 
 
 @pytest.mark.parametrize(

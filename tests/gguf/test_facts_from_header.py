@@ -454,7 +454,7 @@ def test_a_header_written_by_the_gguf_package_gives_its_facts(
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_reader_agrees_with_the_oracle_on_the_fuzzed_models(name: str, tmp_path: Path) -> None:
-    """tests/real/test_memory.py loads them. Each number is the key's own, or one for each layer."""
+    """tests/extended/real/test_memory.py loads them. Each number is the key's own, or one for each layer."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model(name))
     facts = facts_from(path)
@@ -643,7 +643,7 @@ def test_a_header_is_asked_for_in_a_few_pieces_and_the_weights_are_not_read(tmp_
     assert outcome.vocab_size == 50_000
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_large_vocabulary_is_read_at_least_ten_times_faster_than_by_the_gguf_package(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

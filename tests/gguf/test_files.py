@@ -416,7 +416,6 @@ _MAX_OF_ALL = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory from /proc")
 @pytest.mark.parametrize(
     ("header", "says"),

@@ -1,6 +1,7 @@
 """Tiny models of many architectures, with random weights: one for each way that layers keep memory.
 
-llama.cpp b11434 loads all of them and reserves what models of their kind take (tests/real/test_memory.py).
+llama.cpp b11434 loads all of them and reserves what models of their kind take
+(tests/extended/real/test_memory.py).
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
@@ -394,7 +394,6 @@ def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in started)
 
 
-@pytest.mark.slow
 def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
@@ -403,7 +402,7 @@ def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> No
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_hanging_driver_has_its_own_error(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
@@ -659,7 +658,6 @@ def test_failure_is_not_cached(tmp_path: Path, embedded: Path) -> None:
 # --- a real llama-server -------------------------------------------------------------------------
 
 
-@pytest.mark.real
 def test_real_llama_server_is_queried_despite_the_environment(tmp_path: Path, llama_server: str) -> None:
     # This variable alone makes b11434 refuse even --help.
     runtime = find(llama_server, tmp_path, LLAMA_ARG_DRAFT_MAX="16", PATH=os.environ["PATH"])
@@ -671,7 +669,6 @@ def test_real_llama_server_is_queried_despite_the_environment(tmp_path: Path, ll
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.real
 def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Path, llama_server: str) -> None:
     lonely = tmp_path / "llama-server"
     shutil.copy(Path(llama_server).resolve(), lonely)
@@ -682,7 +679,6 @@ def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Pat
     assert str(tmp_path) in error.remedy
 
 
-@pytest.mark.real
 def test_real_embedded_runtime_is_queried(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     root = str(Path(inspect.__file__).parent.parent.parent)

@@ -19,7 +19,7 @@ def test_diagram_in_docs_matches_table() -> None:
     assert between.strip() == diagram()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
     stale = tmp_path / "design.md"
     stale.write_text(DOC.read_text("utf-8").replace("absent --> loading: Load", "absent --> loading: Other"))

@@ -501,7 +501,7 @@ def test_models_keep_their_promises_in_any_order_of_events() -> None:
     assert run(100, 50) > 3000
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_models_keep_their_promises_in_long_orders_of_events() -> None:
     assert run(600, 100) > 30_000
     reached = places()

@@ -45,7 +45,7 @@ def test_idle_grace_helps_programs_without_pauses() -> None:
     assert per_s["**llamasup** (`time_slice_s`"] > 1.2 * per_s["no idle"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_table_in_the_docs_matches_the_simulation() -> None:
     """Only the rows of this policy. The others take minutes: scripts/simulate_residency.py --check."""
     page = DOC.read_text("utf-8")

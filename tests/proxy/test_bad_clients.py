@@ -136,7 +136,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_five_thousand_idle_connections_delay_no_client(make_rig: MakeRig) -> None:
     number = 5_000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,7 +184,7 @@ class Resets:
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [1_000, 10_000])
 def test_thousand_connects_and_resets_per_second_delay_no_client(make_rig: MakeRig, number: int) -> None:
     rig = make_rig()

@@ -45,7 +45,6 @@ def circuit(tmp_path: Path) -> Iterator[Circuit]:
     made.close()
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "the next answer is complete and correct, however the reads split the first one")
 @pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
 @pytest.mark.parametrize("code", STATUSES)

@@ -434,7 +434,6 @@ def test_configuration_can_open_a_closed_path(make_rig: MakeRig) -> None:
 SMALL = ProxyConfig(limits=Limits(body_bytes=1000, head_bytes=2000, headers=10, sweep_s=0.02))
 
 
-@pytest.mark.slow
 @pytest.mark.check("X8", "passes")
 def test_body_of_32_mib_is_accepted(rig: Rig) -> None:
     body = b"x" * (32 << 20)

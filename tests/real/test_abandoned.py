@@ -20,8 +20,6 @@ from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.patience import eventually
 from tests.real.test_queueing import Occupant
 
-pytestmark = pytest.mark.real
-
 STREAMS = "Bearer streams"
 LIMITED = {"Authorization": "Bearer one"}
 LONG = 3_000  # tokens; while another stream runs, a plain request is at work until the last one

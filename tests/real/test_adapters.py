@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.kit import models
 from tests.kit.tiny import tiny_decoder
 from tests.real.test_configs import serve
-
-pytestmark = pytest.mark.real
 
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 

@@ -22,7 +22,7 @@ from tests.kit.models import truncated_decoder
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "Once upon", "max_tokens": 400, "temperature": 0, "ignore_eos": True}

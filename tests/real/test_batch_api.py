@@ -18,8 +18,6 @@ from llamasup.batch.api.objects import ENDED
 from tests.e2e.driver import Llamasup, started
 from tests.kit.patience import eventually
 
-pytestmark = pytest.mark.real
-
 KEYS = "sk-of-anna name=anna\nsk-of-ben name=ben\n"
 
 

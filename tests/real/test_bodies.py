@@ -7,11 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup
-
-pytestmark = pytest.mark.real
 
 
 def test_key_with_one_concurrent_request_holds_only_one_half_sent_body(

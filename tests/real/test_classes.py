@@ -18,8 +18,6 @@ from tests.kit import models, speculative, vision
 from tests.kit.architectures import tiny_model as tiny_of
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
-pytestmark = pytest.mark.real
-
 MEAN, CLS, LAST = 1, 2, 3
 WIDTH = 64
 

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end
 from tests.kit.paths import ROOT
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 CONFIGS = ROOT / "configs"
 KEY = "a-key-of-alice"

@@ -17,8 +17,6 @@ from tests.e2e.driver import Llamasup, llamasup, run_to_end, started, wrapped
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.real.remains import folders_of
 
-pytestmark = pytest.mark.real
-
 V1 = "/llamasup/v1"
 SESSION = f"{V1}/console/session"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from llamasup.http.context_end import ContextWindow
 from llamasup.observability.counters import RequestRecord
@@ -17,8 +16,6 @@ from llamasup.queueing.endpoint import Endpoint
 from llamasup.settings.model import Settings
 from llamasup.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
-
-pytestmark = pytest.mark.real
 
 N_CTX = 256
 LONG = "word " * 600

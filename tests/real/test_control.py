@@ -18,7 +18,7 @@ from llamasup.control.selection import select_running
 from llamasup.errors import ModelUnknown
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, is_alive, llamasup, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 BODY = {"prompt": "Once", "n_predict": 8, "temperature": 0}
 

@@ -16,8 +16,6 @@ from llamasup.planning.measured.load_history_store import load
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 from tests.kit.models import write_large_decoder
 
-pytestmark = pytest.mark.real
-
 # The server reads it in some hundred ms: enough time to kill it meanwhile.
 _MODEL_BYTES = 400_000_000
 _CONTEXT = ("--ctx-size", "512")

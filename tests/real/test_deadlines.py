@@ -6,12 +6,9 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup
 from tests.kit.patience import eventually
-
-pytestmark = pytest.mark.real
 
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 

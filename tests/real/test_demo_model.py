@@ -18,8 +18,6 @@ from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.gguf.files import read_model
 from tests.kit import models
 
-pytestmark = pytest.mark.real
-
 HELLO: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
     "max_tokens": 24,

@@ -6,13 +6,9 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.driver import run_to_end
 from tests.kit.children import NewChildren
 from tests.kit.tiny import tiny_decoder
-
-pytestmark = pytest.mark.real
 
 GIB = 1 << 30
 

@@ -14,8 +14,6 @@ import pytest
 from tests.e2e.driver import command, llamasup, run_to_end
 from tests.kit.patience import eventually
 
-pytestmark = pytest.mark.real
-
 
 def test_doctor_finds_a_real_runtime_with_all_capabilities(runtime: str, tiny_model: Path) -> None:
     done = run_to_end("doctor", str(tiny_model), "--json", "--runtime", runtime, "--port", "0")

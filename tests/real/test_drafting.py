@@ -19,8 +19,6 @@ from tests.kit import models, speculative
 from tests.kit.architectures import tiny_model as tiny_of
 from tests.kit.tiny import tiny_decoder, tiny_keys, tiny_tensors
 
-pytestmark = pytest.mark.real
-
 STORY: dict[str, Any] = {
     "prompt": "Once upon a time",
     "n_predict": 40,

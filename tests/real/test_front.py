@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.proxy.listeners.test_tls import Certificate
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000, "stream": True}

@@ -8,13 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scripts.gpu.checks import CHECKS
 from scripts.gpu.report import report
 from tests.kit.paths import ROOT
-
-pytestmark = pytest.mark.real
 
 SLOW = {"speed", "memory", "memory-taken", "split", "warm-up", "replicas", "usage"}
 

@@ -13,7 +13,7 @@ from llamasup.http.requested_model import read_body
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.bodies import bodies
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 KEYS = "limited name=limited concurrent=1\nfree name=free\nother name=other\n"
 

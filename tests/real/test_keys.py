@@ -16,7 +16,7 @@ from tests.kit.models import tiny_lora
 from tests.proxy.rig import PATIENCE_S, Wire, status
 from tests.real.test_security import child_socket, status_without_proxy
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 # The whole line is the key, with blanks and `=`. A line that begins with a hash is a comment.
 FILE = "plain\n# comment\nwith space\na=b\ntrailing==\n\n#x\nclé\nlast"

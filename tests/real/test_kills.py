@@ -17,8 +17,6 @@ import pytest
 
 from tests.e2e.driver import Llamasup, adopted, await_removed, command, llamasup, seconds_until_gone
 
-pytestmark = pytest.mark.real
-
 
 @contextmanager
 def streaming(url: str) -> Iterator[None]:

@@ -22,8 +22,6 @@ from tests.kit.ports import free_port
 from tests.kit.runtimes import wrapped_runtime
 from tests.real.test_queueing import CONTEXT
 
-pytestmark = pytest.mark.real
-
 LONG = 3_000  # tokens
 ENDLESS = 10_000_000
 

@@ -28,8 +28,6 @@ from tests.kit.models import write_large_decoder
 from tests.kit.patience import eventually
 from tests.real.slowed import NOT_MAPPED, LoadedTooSoon, retried, slowed
 
-pytestmark = pytest.mark.real
-
 CHAT = {"model": "large", "prompt": "Once", "max_tokens": 2}
 OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--", *NOT_MAPPED)
 

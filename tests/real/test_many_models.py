@@ -32,8 +32,6 @@ from tests.kit.residency_sim import Request, replay
 from tests.kit.residency_world import Model
 from tests.kit.tiny import tiny_decoder
 
-pytestmark = pytest.mark.real
-
 CLIENTS, REQUESTS_PER_CLIENT = 8, 25
 
 

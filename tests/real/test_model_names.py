@@ -13,8 +13,6 @@ from llamasup.http.requested_model import read_body
 from tests.http.test_requested_model import form, part
 from tests.real.bare_server import bare_server
 
-pytestmark = pytest.mark.real
-
 PATH = "/v1/audio/transcriptions"
 BOUNDARY = b"------------------------d74496d66958873e"
 

@@ -18,8 +18,6 @@ from llamasup.settings.sections import Ollama, VirtualEntry
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 
-pytestmark = pytest.mark.real
-
 LONG = 30_000
 """Tokens of the answer: they take seconds."""
 

@@ -19,7 +19,7 @@ from tests.kit.hub import Fault, Hub, running_hub
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 ASKED = {"prompt": "Once", "max_tokens": 2}
 

@@ -22,8 +22,6 @@ from tests.kit.ports import free_port
 from tests.real.nodes import KEY, Node, Nodes, nodes_in
 from tests.real.test_wrap import self_signed
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture
 def nodes(runtime: str, tmp_path: Path) -> Iterator[Nodes]:

@@ -13,8 +13,6 @@ from tests.e2e.driver import llamasup, run_to_end
 from tests.kit.models import tiny_encoder
 from tests.kit.tiny import tiny_decoder
 
-pytestmark = pytest.mark.real
-
 
 def planned(*arguments: str) -> dict[str, Any]:
     done = run_to_end("plan", "--json", *arguments)

@@ -29,7 +29,6 @@ from llamasup.system.hardware.probe import hardware
 from tests.kit.patience import PATIENCE_S
 
 pytestmark = [
-    pytest.mark.real,
     pytest.mark.skipif(os.name == "nt", reason="Unix sockets"),
 ]
 

@@ -17,8 +17,6 @@ from llamasup.proxy import ProxyConfig
 from tests.proxy.rig import PATIENCE_S, Rig, Wire, get, post
 from tests.real.bare_server import bare_server
 
-pytestmark = pytest.mark.real
-
 _VARIES = re.compile(
     rb'"(?:id|created|created_at|completed_at|[a-z_]+_ms|[a-z_]+_per_second|t_[a-z_]+)":\s*'
     rb'(?:"[^"]*"|[-0-9.e+]+)'

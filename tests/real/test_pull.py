@@ -12,7 +12,7 @@ from tests.kit import models, vision
 from tests.kit.hub import running_hub
 from tests.kit.tiny import tiny_decoder
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 
 def test_model_and_projector_from_a_hub_answer_requests(

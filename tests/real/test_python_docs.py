@@ -14,7 +14,7 @@ import llamasup
 from tests.e2e.driver import PATIENCE_S
 from tests.kit.paths import ROOT
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 DOCS = (ROOT / "docs" / "python.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")

@@ -22,7 +22,7 @@ from tests.proxy.generations import FAILED, make_unavailable
 from tests.proxy.rig import Rig
 from tests.real.clients import bare_server, environment
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 CONTEXT = "20500"
 ENDLESS = 10_000_000  # tokens of an occupant, which is disconnected before

@@ -12,8 +12,6 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup, run_to_end
 
-pytestmark = pytest.mark.real
-
 SECRET = "planted-secret"
 FORGED = "\n".join(
     (

@@ -17,8 +17,6 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.readme import FIRST, SERVING, SHELL, blocks, commands_of
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture
 def path_with_llamasup(monkeypatch: pytest.MonkeyPatch, llama_server: str) -> None:

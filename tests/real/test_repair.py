@@ -14,8 +14,6 @@ from tests.kit.patience import PATIENCE_S
 from tests.repair.conversations import BAD_ARGUMENTS, TOOLS, conversation
 from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 
-pytestmark = pytest.mark.real
-
 CUT_OFF = '{"city": "Par'
 TEMPLATE = """\
 {%- if tools %}{{ tools | tojson }}{% endif %}

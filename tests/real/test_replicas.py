@@ -33,7 +33,7 @@ from tests.kit.patience import PATIENCE_S
 from tests.proxy.test_replicas import Backend
 from tests.real.test_configs import serve
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.driver import Llamasup, llamasup
 
-pytestmark = pytest.mark.real
-
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 
 

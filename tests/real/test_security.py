@@ -22,8 +22,6 @@ from tests.real.clients import environment, free_port
 from tests.security.test_framing import REFUSED
 from tests.security.test_paths import spellings
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture(scope="module")
 def server(runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llamasup]:

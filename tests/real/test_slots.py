@@ -25,8 +25,6 @@ from tests.e2e.service import Serving, serving
 from tests.kit.architectures import tiny_model
 from tests.real.remains import folders_of
 
-pytestmark = pytest.mark.real
-
 KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
 FIRST = [{"role": "user", "content": "Tell me of the quick brown fox and the lazy dog, please. " * 8}]
 OTHER = [{"role": "user", "content": "What was that about seven ships and a stone in the sea? " * 8}]

@@ -17,8 +17,6 @@ import pytest
 from tests.e2e.driver import Llamasup, llamasup
 from tests.kit.patience import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.real
-
 COMPLETION: dict[str, Any] = {"n_predict": 100, "ignore_eos": True}
 OPENAI: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
 PROMPTS = ["Once", "Once upon a time", "There was"]

@@ -22,7 +22,7 @@ from tests.e2e.driver import PATIENCE_S, command, llamasup
 from tests.real.nodes import Node, nodes_in
 from tests.real.test_live_requests import ENDLESS, Reader
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 
 class Terminal:

@@ -23,8 +23,6 @@ from tests.kit.runtimes import wrapped_runtime
 from tests.observability.tracing.collector import Collector, collector, plain
 from tests.observability.tracing.records import PARENT, TRACE
 
-pytestmark = pytest.mark.real
-
 LONG = 2000  # tokens
 PAUSES_S = 10.0  # of all processes on a busy machine
 SECRET = "a word of the prompt"

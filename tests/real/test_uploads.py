@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 MIB = 1 << 20
 PIECE = 64 * 1024

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.driver import llamasup, run_to_end
 from tests.real.usage_load import UsageLoad, counts_of, write_keys
-
-pytestmark = pytest.mark.real
 
 
 def test_usage_equals_the_counts_of_clients_and_servers_across_a_crash(

@@ -16,8 +16,6 @@ from llamasup import serve
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, wrapped
 from tests.kit import models, vision
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture
 def folder(tiny_model: Path, tmp_path: Path) -> Path:

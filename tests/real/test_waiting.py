@@ -22,7 +22,7 @@ from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.patience import eventually
 from tests.kit.ports import free_port
 
-pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+pytestmark = pytest.mark.one_runtime
 
 LONG = 20_000
 """Tokens that take seconds; whoever asks for them plain gets no byte until the last one is there."""
@@ -48,7 +48,7 @@ def requests(running: Llamasup) -> tuple[int, int]:
     return model["in_flight"], model["queued"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_server_killed_before_the_first_byte_loses_none_of_eight_requests(
     runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
 ) -> None:

@@ -23,8 +23,6 @@ from tests.kit.patience import eventually
 from tests.kit.tiny import tiny_decoder
 from tests.real.clients import environment
 
-pytestmark = pytest.mark.real
-
 SMALL = {"ctx_size": 512, "parallel": 1}
 
 

@@ -25,8 +25,6 @@ from tests.real.clients import (
     response_to,
 )
 
-pytestmark = pytest.mark.real
-
 BEARER = {"Authorization": "Bearer key-b"}
 SAME = {"temperature": 0, "seed": 1, "cache_prompt": False}
 CHAT = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": 12, **SAME}

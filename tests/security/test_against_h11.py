@@ -82,7 +82,6 @@ def the_next_is_right(circuit: Circuit, method: bytes, early: bytes, late: bytes
     assert second.told.endswith(b"\r\n\r\n1"), second.told
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "only what h11 reads in the same way goes upstream; all else is refused")
 @_FEW
 @given(raw=requests())
@@ -98,7 +97,6 @@ def test_refusal_of_a_path_has_a_known_reason(circuit: Circuit, path: bytes) -> 
     assert record.outcome == "refused"
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "what is known is read as what is new: only the very same bytes are known")
 @_FEW
 @given(reads=repeated_requests())
@@ -108,7 +106,6 @@ def test_requests_that_repeat_one_another_are_read_as_h11_reads_them(
     as_h11_reads(circuit, *reads)
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "the same outcome in one read, in a few, and byte by byte")
 @_FEW
 @given(data=st.data())
@@ -117,7 +114,6 @@ def test_how_reads_cut_a_request_makes_no_difference(circuit: Circuit, data: st.
     the_same_in_pieces(circuit, raw, data.draw(cut(raw)))
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "the client gets the response that h11 reads, or 502, or a broken connection")
 @_FEW
 @given(raw=responses(), method=st.sampled_from([b"GET", b"POST", b"HEAD"]), closes=st.booleans())
@@ -127,7 +123,6 @@ def test_responses_that_are_nearly_right_are_passed_on_whole_or_not_at_all(
     answered_whole_or_not(circuit, raw, method, closes=closes)
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "what is known is read as what is new, of responses too")
 @_FEW
 @given(repeated=repeated_responses())
@@ -138,7 +133,6 @@ def test_responses_that_repeat_one_another_are_passed_on_whole_or_not_at_all(
         answered_whole_or_not(circuit, raw, b"GET", closes=False)
 
 
-@pytest.mark.slow
 @pytest.mark.check("X9", "the next answer is complete and correct, whatever bytes follow the head")
 @_FEW
 @given(response=bodiless_responses(), idle=st.booleans())

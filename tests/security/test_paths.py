@@ -164,7 +164,6 @@ def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> No
 @pytest.mark.check(
     "X8", "the limits hold for every spelling of every inference path, known to llamasup or not"
 )
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(spelled=spelled_paths())
 def test_no_spelling_bypasses_the_limits_of_a_key(used_up: Circuit, spelled: bytes) -> None:

@@ -1,4 +1,7 @@
-"""What ``llamasup rpc-worker`` refuses, and its plan. tests/real/test_rpc.py has a real rpc-server."""
+"""What ``llamasup rpc-worker`` refuses, and its plan.
+
+tests/extended/real/test_rpc.py has a real rpc-server.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.kit.paths import ROOT
 from tests.kit.script import run_script
 
@@ -16,13 +14,11 @@ DOC = ROOT / "docs" / "design.md"
 draw = partial(run_script, "lifecycle_diagram.py")
 
 
-@pytest.mark.slow
 def test_diagram_in_docs_matches_table() -> None:
     done = draw("--check")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
     stale = tmp_path / "design.md"
     stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Kill", "ready --> stopping: Other"))
@@ -32,7 +28,6 @@ def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> 
     assert stale.read_text("utf-8") == DOC.read_text("utf-8")
 
 
-@pytest.mark.slow
 def test_document_without_markers_is_unchanged(tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text("# Something else\n")

@@ -1,4 +1,4 @@
-"""What a trial occupies besides CPUs and memory. tests/real/test_tune.py has real trials."""
+"""What a trial occupies besides CPUs and memory. tests/extended/real/test_tune.py has real trials."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The memory of a model's context: KV cache, recurrent states and compute buffers.
 
 KV cache and recurrent states equal the sizes that llama-server logs at ``-lv 4``, to the byte; compute
-buffers are an upper bound (tests/real/test_memory.py, b11434, 24 architectures).
+buffers are an upper bound (tests/extended/real/test_memory.py, b11434, 24 architectures).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
     ggml reuses the memory of each part of the graph for the next one, so the widest part decides: attention,
     feed-forward, recurrence or output head. Masks and recurrent states stay allocated throughout. Widths were
     measured (b11434) on 24 small architectures and on 15 models of real width: the bound is 1.0 to 1.7 times
-    the logged size (tests/real/test_memory.py).
+    the logged size (tests/extended/real/test_memory.py).
     """
     tokens = min(shape.ubatch, shape.ctx_total)
     mask_bytes, score_bytes = _attention_bytes(model, shape, tokens)

@@ -1,6 +1,6 @@
 """What a context takes: against the sizes that llama-server b11434 logged for the same shapes at -lv 4.
 
-tests/real/test_memory.py asks the server itself, for many architectures.
+tests/extended/real/test_memory.py asks the server itself, for many architectures.
 """
 
 from __future__ import annotations

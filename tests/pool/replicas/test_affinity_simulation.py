@@ -7,7 +7,6 @@ import pytest
 from scripts.simulate_affinity import DOC, MACHINES, OURS, Machine, row
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_row_of_our_rule_in_the_docs_matches_the_simulation(machine: Machine) -> None:
     """Under full load. The script itself checks all rows, which takes minutes."""

@@ -119,7 +119,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
 def test_only_one_of_two_processes_takes_a_stale_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     racers = [

@@ -108,7 +108,6 @@ def test_systemd_verifies_the_printed_unit(tmp_path: Path, tiny_model: Path) -> 
     assert "WantedBy=multi-user.target" in done.stdout
 
 
-@pytest.mark.slow
 def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "100% of $HOME é").mkdir()
@@ -132,7 +131,6 @@ def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Pa
     assert rated.returncode == 0, rated.stdout
 
 
-@pytest.mark.slow
 def test_unit_leaves_a_watched_link_to_the_config(tmp_path: Path, tiny_model: Path) -> None:
     tmp_path.chmod(0o755)
     config, model = tmp_path / "config.yaml", tmp_path / "m.gguf"

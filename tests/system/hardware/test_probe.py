@@ -102,7 +102,6 @@ def memory_group() -> Iterator[Path]:
 
 
 @linux_only
-@pytest.mark.slow
 def test_a_real_group_has_its_limit_and_is_not_full_of_files_that_were_read(
     memory_group: Path, tmp_path: Path
 ) -> None:

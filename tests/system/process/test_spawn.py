@@ -185,7 +185,7 @@ def test_child_reaped_by_the_kernel_has_exited(run: Run) -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.usefixtures("way")
 def test_a_hundred_children_leave_no_descriptor_and_no_thread(run: Run) -> None:
     def count() -> tuple[int, int]:

@@ -1,0 +1,3 @@
+from tests.e2e.conftest import fork_server
+
+__all__ = ["fork_server"]
