@@ -86,7 +86,7 @@ def stages(level: Level) -> list[Stage]:
         Stage("quick tests", [[*quick, "--cov", "--cov-report="]]),
         Stage("coverage of pure modules", [["sh", "-c", _COVERED, sys.executable]]),
         Stage("tests with processes", [_tests("tests/integration", "tests/e2e")]),
-        Stage("tests with llama-server", [_tests("tests/real")], needs="LLAMASUP_TEST_SERVER"),
+        Stage("tests with llama-server", [_tests("tests/real", "tests/clients")], needs="LLAMASUP_TEST_SERVER"),
     ]
     if level == "test":
         return gate
@@ -122,7 +122,7 @@ _COVERED = """
 pure=$("$0" scripts/import_contracts.py) &&
     "$0" -m coverage report --include="$pure" --fail-under=100 --skip-covered --show-missing
 """
-_NOT_QUICK = ("integration", "e2e", "real", "extended")
+_NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
 
 
 def _only_all() -> list[Stage]:
