@@ -110,39 +110,45 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 CASES = os.environ.get("LLAMASUP_TEST_CASES", "gate")
-"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes. ``rest``: what
-scripts/test --all runs after them. ``all``: every case.
+"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops. ``rest``:
+what scripts/test --all runs after them. ``all``: every case.
 """
+
+PAIRS = {"contract": ("binary", "embedded"), "both_loops": ("asyncio", "uvloop")}
+"""For the mark of the tests that run with both in the gate: the IDs of the two."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the cases that ``$LLAMASUP_TEST_CASES`` leaves out."""
-    selected: list[pytest.Item] = []
-    deselected: list[pytest.Item] = []
-    for item in items:
-        (selected if _is_selected(item) else deselected).append(item)
-    if deselected:
-        config.hook.pytest_deselected(items=deselected)
+    collected = {item.nodeid for item in items}
+    selected = [item for item in items if _is_selected(item, collected)]
+    if len(selected) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
         items[:] = selected
 
 
-def _is_selected(item: pytest.Item) -> bool:
+def _is_selected(item: pytest.Item, collected: set[str]) -> bool:
     marks = {mark.name for mark in item.iter_markers()}
-    chosen = _has_chosen_runtime(item)
-    if not chosen and "one_runtime" in marks:
+    repeats = {mark for mark, pair in PAIRS.items() if _repeats(item, pair, collected)}
+    if "contract" in repeats and "one_runtime" in marks:
         return False
-    in_gate = "extended" not in marks and (chosen or "contract" in marks)
+    in_gate = "extended" not in marks and repeats <= marks
     return CASES == "all" or in_gate == (CASES == "gate")
 
 
-def _has_chosen_runtime(item: pytest.Item) -> bool:
-    """Whether it runs with the runtime that its name and its other parameters choose, or with none."""
+def _repeats(item: pytest.Item, pair: tuple[str, str], collected: set[str]) -> bool:
+    """Whether the gate runs this case with the other one of ``pair``, as its name and its other parameters choose."""
     case = getattr(item, "callspec", None)
-    if case is None or "runtime" not in case.params:
-        return True
-    other_parameters = case.id.replace(case.params["runtime"], "", 1)
-    chosen = zlib.crc32(f"{item.originalname} {other_parameters}".encode()) % 2  # type: ignore[attr-defined]
-    return bool(case.params["runtime"] == ("binary", "embedded")[chosen])
+    parts = [] if case is None else case.id.split("-")
+    mine = next((name for name in pair if name in parts), None)
+    if case is None or mine is None:
+        return False
+    other = pair[1 - pair.index(mine)]
+    parameters = case.id.replace(mine, "", 1)
+    if item.nodeid.replace(f"[{case.id}]", f"[{case.id.replace(mine, other, 1)}]") not in collected:
+        return False
+    chosen = zlib.crc32(f"{item.originalname} {parameters}".encode()) % 2  # type: ignore[attr-defined]
+    return mine != pair[chosen]
 
 
 @pytest.fixture(scope="session")

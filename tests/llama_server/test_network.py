@@ -71,6 +71,7 @@ def test_connection_that_nobody_accepts_is_a_connect_error(run: Run, tmp_path: P
     run(check())
 
 
+@pytest.mark.both_loops
 def test_full_backlog_is_a_connect_error(run: Run, listener: socket.socket) -> None:
     """anyio repeats the attempt without a pause, and reports errors to the event loop if it is cancelled."""
     reported: list[dict[str, Any]] = []
@@ -105,6 +106,7 @@ def test_peer_that_does_nothing_is_a_timeout(run: Run, listener: socket.socket) 
     run(check())
 
 
+@pytest.mark.both_loops
 def test_connection_that_is_reset_is_an_error(run: Run) -> None:
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -121,6 +123,7 @@ def test_connection_that_is_reset_is_an_error(run: Run) -> None:
     run(check())
 
 
+@pytest.mark.both_loops
 def test_slow_connection_is_a_timeout(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object) -> None:
         await asyncio.Event().wait()

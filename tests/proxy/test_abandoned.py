@@ -138,6 +138,7 @@ def test_next_request_in_queue_gets_permit_once_abandoned_request_releases_it(
     assert second.message()[1] == b"two"
 
 
+@pytest.mark.both_loops
 def test_abandoned_answer_is_drained_even_if_client_had_paused_it(rig: Rig) -> None:
     client = rig.connect(receive_buffer=1 << 17)
     client.send(post(CHAT, b"{}"))

@@ -101,6 +101,7 @@ def test_body_sent_byte_by_byte_is_read_while_bytes_arrive(make_rig: MakeRig, cl
 # --- a client that does not read
 
 
+@pytest.mark.both_loops
 def test_unread_stream_pauses_child_and_then_times_out(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=SHORT_TIMEOUTS))
     client = rig.connect(receive_buffer=1 << 16)

@@ -63,6 +63,7 @@ def test_broken_http_1_0_stream_ends_with_error_event(rig: Rig) -> None:
     assert b'\n\ndata: {"error":{' in client.rest()
 
 
+@pytest.mark.both_loops
 @pytest.mark.parametrize(
     "begun",
     [
@@ -242,6 +243,7 @@ def test_end_of_generation_closes_its_idle_connections(rig: Rig) -> None:
     assert child.sees_the_end()
 
 
+@pytest.mark.both_loops
 def test_early_answer_to_large_upload_is_forwarded_and_connection_closed(rig: Rig) -> None:
     client = rig.send(post(CHAT, b"x" * (8 << 20)))
     child = rig.accept()

@@ -172,6 +172,7 @@ def test_if_all_connections_are_busy_only_the_new_one_is_refused(make_rig: MakeR
         assert wire.is_quiet()
 
 
+@pytest.mark.both_loops
 def test_refused_connection_is_closed_after_linger_time(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=0.1, sweep_s=0.05)))
     busy_connection(rig, "127.0.0.2")
@@ -181,6 +182,7 @@ def test_refused_connection_is_closed_after_linger_time(make_rig: MakeRig) -> No
     eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
 
 
+@pytest.mark.both_loops
 def test_connection_beyond_open_refusals_is_aborted(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=60.0)))
     busy_connection(rig, "127.0.0.2")

@@ -32,6 +32,7 @@ def test_disconnect_before_response_closes_upstream_connection(rig: Rig) -> None
     assert rig.in_flight() == 0
 
 
+@pytest.mark.both_loops
 def test_reset_by_client_closes_upstream_connection(rig: Rig) -> None:
     client, child = streaming(rig)
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -39,6 +40,7 @@ def test_reset_by_client_closes_upstream_connection(rig: Rig) -> None:
     assert child.sees_the_end()
 
 
+@pytest.mark.both_loops
 def test_half_closed_client_counts_as_disconnected(rig: Rig) -> None:
     client, child = streaming(rig)
     client.sock.shutdown(socket.SHUT_WR)
@@ -60,6 +62,7 @@ def test_disconnect_after_pipelining_cancels_running_request(rig: Rig) -> None:
     assert rig.backend.requested_models == [None]
 
 
+@pytest.mark.both_loops
 def test_slow_reader_pauses_the_child(rig: Rig) -> None:
     client, child = streaming(rig, receive_buffer=BUFFER)
     piece = chunk(b"x" * 65_536)
@@ -177,6 +180,7 @@ def test_failing_record_listener_does_not_fail_the_request(rig: Rig, monkeypatch
     assert rig.ask(get(b"/livez"))[1] == b'{"status":"ok"}'
 
 
+@pytest.mark.both_loops
 def test_closing_proxy_closes_all_connections(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = streaming(rig)

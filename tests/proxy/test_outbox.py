@@ -196,6 +196,7 @@ def test_client_that_leaves_a_busy_proxy_frees_its_slot(busy: Rig) -> None:
     eventually(lambda: busy.in_flight() == 0)
 
 
+@pytest.mark.both_loops
 def test_half_close_in_the_round_of_an_answer_does_not_drop_it(busy: Rig) -> None:
     client = busy.connect()
     connection = only_connection(busy)

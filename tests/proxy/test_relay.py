@@ -57,6 +57,7 @@ def test_response_in_tiny_pieces_is_the_same_response(rig: Rig, size: int) -> No
     assert child.head().startswith(b"GET /props ")  # the connection is reused
 
 
+@pytest.mark.both_loops
 def test_large_body_of_known_length_is_forwarded(rig: Rig) -> None:
     body = bytes(range(256)) * 8192
     client = rig.send(get())

@@ -200,6 +200,7 @@ def sends(client: Wire, child: Wire, size: int) -> None:
         size -= len(part)
 
 
+@pytest.mark.both_loops
 def test_slow_child_pauses_the_client(run: Rig) -> None:
     client, child = uploading(run, announced(31 * MIB))
     sent = fills(run, client)
@@ -361,6 +362,7 @@ def test_early_answer_is_forwarded_at_once_and_both_connections_close(run: Rig) 
     assert uploads(run) == 0
 
 
+@pytest.mark.both_loops
 @pytest.mark.parametrize("code", [b"401 Unauthorized", b"404 Not Found", b"403 Forbidden"])
 def test_answer_of_child_that_closed_without_reading_is_forwarded(run: Rig, code: bytes) -> None:
     """As llama-server (b11434), if the head is enough to refuse a request."""
@@ -394,6 +396,7 @@ def test_stream_may_begin_before_the_upload_is_complete(run: Rig) -> None:
     assert child.sees_the_end()
 
 
+@pytest.mark.both_loops
 def test_invalid_upload_after_begin_of_answer_resets_the_answer(run: Rig) -> None:
     client, child = uploading(run, CHUNKED)
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
@@ -557,6 +560,7 @@ def test_closing_proxy_ends_uploads(run: Rig) -> None:
     assert (run.in_flight(), run.proxy.uploads) == (0, 0)
 
 
+@pytest.mark.both_loops
 def test_reset_of_paused_client_ends_the_upload(run: Rig) -> None:
     client, child = uploading(run, announced(31 * MIB))
     client.sock.setblocking(False)

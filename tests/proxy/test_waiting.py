@@ -478,6 +478,7 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
     stable_child.close()
 
 
+@pytest.mark.both_loops
 def test_requests_that_meet_a_full_backlog_are_served(rig: Rig) -> None:
     """The child accepts no connection for a while; its backlog is 64, llama-server's is 512 (b11434)."""
     clients = [send_chat(rig, b"%d" % n) for n in range(70)]

@@ -180,6 +180,7 @@ def test_disconnect_during_stream_closes_upstream_connection(
     await_no_connections(rig)
 
 
+@pytest.mark.both_loops
 def test_broken_answer_never_looks_complete(rig: Rig, certificate: Certificate) -> None:
     client = connect_tls(rig, certificate.trusting())
     client.send(get(b"/props"))
@@ -194,6 +195,7 @@ def test_broken_answer_never_looks_complete(rig: Rig, certificate: Certificate) 
     client.close()
 
 
+@pytest.mark.both_loops
 def test_slow_reader_pauses_the_child(rig: Rig, certificate: Certificate) -> None:
     client = connect_tls(rig, certificate.trusting())
     client.send(get(b"/props"))
@@ -210,6 +212,7 @@ def test_slow_reader_pauses_the_child(rig: Rig, certificate: Certificate) -> Non
     await_no_connections(rig)
 
 
+@pytest.mark.both_loops
 def test_client_reads_the_refusal_of_its_upload(
     make_rig: MakeRig, certificate: Certificate, clock: Clock
 ) -> None:
@@ -247,6 +250,7 @@ def test_client_without_tls_logs_nothing(
     assert caplog.records == []
 
 
+@pytest.mark.both_loops
 def test_incomplete_handshake_times_out(
     make_rig: MakeRig, certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:

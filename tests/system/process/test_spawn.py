@@ -129,6 +129,7 @@ def test_exit_status_is_returned_and_the_child_reaped(run: Run, script: str, end
         assert not psutil.pid_exists(child.pid)
 
 
+@pytest.mark.both_loops
 @pytest.mark.usefixtures("way")
 def test_wait_can_be_cancelled_and_repeated(run: Run) -> None:
     async def scenario(child: Child) -> None:
