@@ -110,8 +110,8 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 CASES = os.environ.get("LLAMASUP_TEST_CASES", "gate")
-"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops. ``rest``:
-what scripts/test --all runs after them. ``all``: every case.
+"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops.
+``rest``: what scripts/test --all runs after them. ``all``: every case.
 """
 
 PAIRS = {"contract": ("binary", "embedded"), "both_loops": ("asyncio", "uvloop")}
@@ -137,7 +137,7 @@ def _is_selected(item: pytest.Item, collected: set[str]) -> bool:
 
 
 def _repeats(item: pytest.Item, pair: tuple[str, str], collected: set[str]) -> bool:
-    """Whether the gate runs this case with the other one of ``pair``, as its name and its other parameters choose."""
+    """Whether the gate runs this case with the other one of ``pair``, which its name and parameters choose."""
     case = getattr(item, "callspec", None)
     parts = [] if case is None else case.id.split("-")
     mine = next((name for name in pair if name in parts), None)
