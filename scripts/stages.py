@@ -86,7 +86,9 @@ def stages(level: Level) -> list[Stage]:
         Stage("quick tests", [[*quick, "--cov", "--cov-report="]]),
         Stage("coverage of pure modules", [["sh", "-c", _COVERED, sys.executable]]),
         Stage("tests with processes", [_tests("tests/integration", "tests/e2e")]),
-        Stage("tests with llama-server", [_tests("tests/real", "tests/clients")], needs="LLAMASUP_TEST_SERVER"),
+        Stage(
+            "tests with llama-server", [_tests("tests/real", "tests/clients")], needs="LLAMASUP_TEST_SERVER"
+        ),
     ]
     if level == "test":
         return gate

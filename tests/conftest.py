@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.kit.certificates import make_certificate
 from tests.kit.children import NewChildren, end_all
+from tests.kit.extent import CASES, examples
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 from tests.kit.tiny import tiny_decoder
@@ -52,9 +53,11 @@ def _create_ssl_context(**options: Any) -> ssl.SSLContext:
 
 httpx._transports.default.create_ssl_context = _create_ssl_context  # type: ignore[assignment,attr-defined]
 
-# On a busy machine any example may take long, and so may making one.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# On a busy machine an example may take long, and so may making one.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", patient, max_examples=examples(100))
+settings.register_profile("all", patient)
+settings.load_profile("gate" if CASES == "gate" else "all")
 
 REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
 
@@ -109,11 +112,6 @@ def runtime(request: pytest.FixtureRequest) -> str:
     return "embedded"
 
 
-CASES = os.environ.get("LLAMASUP_TEST_CASES", "gate")
-"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops.
-``rest``: what scripts/test --all runs after them. ``all``: every case.
-"""
-
 PAIRS = {"contract": ("binary", "embedded"), "both_loops": ("asyncio", "uvloop")}
 """For the mark of the tests that run with both in the gate: the IDs of the two."""
 
@@ -132,12 +130,14 @@ def _is_selected(item: pytest.Item, collected: set[str]) -> bool:
     repeats = {mark for mark, pair in PAIRS.items() if _repeats(item, pair, collected)}
     if "contract" in repeats and "one_runtime" in marks:
         return False
+    if CASES == "all" or (CASES == "rest" and "hypothesis" in marks):
+        return True
     in_gate = "extended" not in marks and repeats <= marks
-    return CASES == "all" or in_gate == (CASES == "gate")
+    return in_gate == (CASES == "gate")
 
 
 def _repeats(item: pytest.Item, pair: tuple[str, str], collected: set[str]) -> bool:
-    """Whether the gate runs this case with the other one of ``pair``, which its name and parameters choose."""
+    """Whether the gate runs this case with the other one of ``pair``, chosen by its name."""
     case = getattr(item, "callspec", None)
     parts = [] if case is None else case.id.split("-")
     mine = next((name for name in pair if name in parts), None)

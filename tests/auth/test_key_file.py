@@ -10,6 +10,7 @@ from llamasup.auth.key_file import KeyLine, checked_name, key_line, read_key_lin
 from llamasup.auth.keys import ApiKey, KeyLimits, KeyRing
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.supervision.wrap.command_line import read_key_file
+from tests.kit.extent import examples
 
 SALT = b"of-this-process"
 HASH = stored_form("one", "abcdefgh")
@@ -155,7 +156,7 @@ def test_number_of_keys_is_limited() -> None:
         read(thousand + "more\n")
 
 
-QUICKLY = settings(max_examples=40)
+QUICKLY = settings(max_examples=examples(40))
 WORDS = st.one_of(
     st.sampled_from(
         [

@@ -12,6 +12,7 @@ from llamasup.auth.quota import Bucket, Quota, context_left, cost_of, tokens_mad
 from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.heads import HttpError
 from llamasup.http.sse import TokenCounts
+from tests.kit.extent import examples
 
 
 def refused(answer: HttpError | None) -> HttpError:
@@ -255,7 +256,7 @@ def test_context_left_is_the_context_minus_reported_tokens() -> None:
     assert context_left(TokenCounts(1, 0, 1), 1, None) is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60),

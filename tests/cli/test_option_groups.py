@@ -20,6 +20,7 @@ from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.service.run import RunOptions, WrapOptions
 from llamasup.settings.model import Settings
 from tests.e2e.driver import run_to_end
+from tests.kit.extent import examples
 
 _text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
     lambda text: not text.startswith("-")
@@ -100,7 +101,7 @@ def parsed(arguments: list[str]) -> tuple[str, Settings, dict[str, Any], str | N
     return found
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(any_settings, any_given)
 def test_formatted_arguments_are_parsed_to_the_same_values(chosen: Settings, given: dict[str, Any]) -> None:
     arguments = o.run_arguments("/srv/m.gguf", chosen, given, "embedded")

@@ -20,6 +20,7 @@ from llamasup.config.reading import read_text
 from llamasup.settings.declaration import settings_of
 from llamasup.settings.model import ModelEntry
 from tests.config.reading import issues_of
+from tests.kit.extent import examples
 
 _KEYS = st.sampled_from([*settings_of(Config), *settings_of(ModelEntry), "ram", "keep", "api_key_file", "x"])
 _TEXTS = st.sampled_from(
@@ -64,19 +65,19 @@ def _read(content: bytes) -> None:
         read_text(content, "c.yaml", Path("/x"), {"A": "b\x00c", "HOME": "/home/ann"})
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     _read(content)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(_PIECES)
 def test_any_pieces_of_yaml_are_read_or_refused(pieces: list[str]) -> None:
     _read("".join(pieces).encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(_KEYS, _TREES, max_size=6))
 def test_any_values_of_any_keys_are_read_or_refused(tree: dict[str, Any]) -> None:
     _read(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))

@@ -17,6 +17,7 @@ from llamasup.gguf.files import read_model, split_name
 from llamasup.models.removal import Removal, remove, to_remove
 from llamasup.planning.facts import sibling_projector
 from tests.kit import models, vision
+from tests.kit.extent import examples
 
 _HUB = "https://huggingface.co"
 
@@ -240,7 +241,7 @@ def planned_projector(path: Path) -> Path | None:
     return None if found is None or found.projector is None else Path(found.projector.path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(layout=_layouts, choice=st.data())
 @pytest.mark.check("X10", "every other file is unchanged, byte for byte")
 def test_rm_removes_only_the_files_of_the_model(

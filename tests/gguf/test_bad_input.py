@@ -21,6 +21,7 @@ from llamasup.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
+from tests.kit.extent import examples
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
@@ -449,7 +450,7 @@ SMALL = demo(words=2)
 SMALL_HEADER = SMALL[: SMALL.index(b"output.weight") + 64]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL_HEADER) - 1), st.binary(min_size=1, max_size=8)), max_size=4),
     st.integers(0, len(SMALL)),
@@ -465,7 +466,7 @@ def test_no_damage_leads_to_anything_but_facts_or_an_error_that_names_it(
     assert read_in_pieces(damaged, len(damaged)) <= 4
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=400), st.integers(0, 1 << 40))
 def test_no_noise_after_the_magic_leads_to_anything_but_an_error(noise: bytes, more: int) -> None:
     content = b"GGUF" + struct.pack("<I", 3) + noise
@@ -520,7 +521,7 @@ def test_the_keys_that_are_looked_for_were_found_in_the_sources() -> None:
     assert {"{a}.block_count", "{a}.attention.head_count_kv", "{a}.ssm.state_size"} <= set(LOOKED_FOR)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.sampled_from(sorted(architectures.KNOWN)),
     st.dictionaries(st.sampled_from(LOOKED_FOR), VALUES, max_size=4),

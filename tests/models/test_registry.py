@@ -18,6 +18,7 @@ from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings
 from llamasup.settings.names import why_not_a_name
 from tests.kit import models
+from tests.kit.extent import examples
 
 FOREVER = float("inf")
 
@@ -515,7 +516,7 @@ RULES = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(RULES, FOUND)
 def test_every_name_has_one_model_and_every_file_is_accounted_for(
     rules: list[ModelRule], files: list[FoundModel]

@@ -26,6 +26,7 @@ from llamasup.planning.memory.kv_cache import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 from llamasup.system.process.exit import Exit
+from tests.kit.extent import examples
 from tests.planning.plans import (
     GIB,
     GPU,
@@ -448,7 +449,7 @@ def suits(facts: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {name: given for name, given in asked.items() if not (odd and name == "kv_type")}
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(facts=MODELS, asked=ASKED, free=FREE)
 def test_each_smaller_plan_takes_no_more_and_keeps_the_users_settings(
     facts: Any, asked: dict[str, Any], free: int
@@ -470,7 +471,7 @@ def test_each_smaller_plan_takes_no_more_and_keeps_the_users_settings(
     assert admission.plan.memory.fits == any(each.memory.fits for each in admission.considered)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     facts=MODELS,
     asked=ASKED,

@@ -53,6 +53,7 @@ from llamasup.pool.model_states import (
 )
 from llamasup.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
 from scripts.pool_diagram import ANSWER, ERROR, Plan
+from tests.kit.extent import examples
 
 NAMES = st.sampled_from("abc")
 FILES = {"one.gguf": 2, "two.gguf": 3, "large.gguf": 5}
@@ -498,7 +499,7 @@ def run(examples: int, steps: int) -> int:
 
 
 def test_models_keep_their_promises_in_any_order_of_events() -> None:
-    assert run(100, 50) > 3000
+    assert run(examples(100), 50) > 30 * examples(100)
 
 
 @pytest.mark.extended

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llamasup.pool.eviction_policy import Action, Phase, ResidencyPolicy, WakeAt
+from tests.kit.extent import examples
 from tests.kit.residency_sim import Call, replay, simulate
 from tests.kit.residency_world import Model, ModelWorld
 
@@ -141,12 +142,12 @@ class AnyWorld(RuleBasedStateMachine):
 
 
 TestAnyWorld = AnyWorld.TestCase
-TestAnyWorld.settings = settings(max_examples=30, stateful_step_count=30)
+TestAnyWorld.settings = settings(max_examples=examples(30), stateful_step_count=30)
 
 calls = st.builds(Call, NAMES, st.floats(0.0, 8.0), st.floats(0.0, 3.0))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.lists(calls, max_size=12), min_size=1, max_size=6))
 def test_every_request_ends_within_a_bound(clients: list[list[Call]]) -> None:
     outcome = simulate(MODELS, clients, BUDGET)

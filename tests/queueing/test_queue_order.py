@@ -21,6 +21,7 @@ from llamasup.queueing.queue_order import (
     Queued,
     granted,
 )
+from tests.kit.extent import examples
 
 HIGH, NORMAL, LOW, BATCH = Priority
 TAKING_TURNS = (HIGH, NORMAL, LOW)
@@ -208,7 +209,7 @@ def test_request_that_may_not_be_passed_over_ends_the_search(desk: Desk) -> None
     assert desk.queue.pop(suits=lambda request: request.client == "c").name == "a1"
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 1 << 32), st.sampled_from(["ab", "abcd"]), st.integers(1, 4), st.sampled_from([1, 4]))
 def test_clients_have_equal_shares_whatever_suits_the_servers(
     seed: int, clients: str, waiting: int, servers_of_a: int
@@ -419,7 +420,7 @@ def _line(request: Request) -> tuple[str, Priority]:
     return request.client, request.priority
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(st.integers(0, 1 << 32), st.integers(2, 6))
 def test_no_client_starves_and_turns_differ_by_one_at_most(seed: int, clients: int) -> None:
     """Clients who come at very different rates, in all classes, for 3,000 services."""

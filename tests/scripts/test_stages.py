@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from scripts import stages
-from scripts.stages import Outcome, Stage, report, run, nearest_tests
+from scripts.stages import Outcome, Stage, nearest_tests, report, run
 
 
 @pytest.fixture

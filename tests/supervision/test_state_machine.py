@@ -18,6 +18,7 @@ from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 from llamasup.supervision.invariants import violations
 from llamasup.supervision.state_machine import TABLE, InvalidTransition, advance, is_stale
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
+from tests.kit.extent import examples
 
 POLICY = Policy()
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
@@ -745,7 +746,7 @@ class AnyLifeThatIsTriedAgain(AnyLife):
 
 
 for machine in (AnyLife, AnyLifeThatIsTriedAgain):
-    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+    machine.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=40)
 TestAnyLife = AnyLife.TestCase
 TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 

@@ -10,9 +10,10 @@ from statistics import fmean, median
 import pytest
 
 from llamasup.tuning.sequential import ALPHA, FEWEST, Verdict, bounds, judge, wealth, wins_needed
+from tests.kit.extent import examples
 
 _MOST_PAIRS = 60
-_RUNS = 2000
+_RUNS = examples(2000)
 
 Machine = Callable[[Random, int], float]
 """The log of how much slower the machine is at this moment."""
