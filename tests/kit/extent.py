@@ -7,8 +7,8 @@ import os
 __all__ = ["CASES", "examples"]
 
 CASES = os.environ.get("LLAMASUP_TEST_CASES", "gate")
-"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops, and with
-fewer random examples. ``rest``: what scripts/test --all runs after them. ``all``: every case.
+"""Which cases run. ``gate``: those of scripts/test, each with one of the two runtimes and event loops, and
+with fewer random examples. ``rest``: what scripts/test --all runs after them. ``all``: every case.
 """
 
 
