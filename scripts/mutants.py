@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Show that the tests catch faults: one-line faults drawn at random, in a throw-away copy of the checkout.
 
-    python scripts/mutants.py --seed N [--stages NAME,…] [--skip FAULT=WHY …] [--only FAULT …]
+    python scripts/mutants.py --seed N [--stages own,room,quick] [--skip FAULT=WHY …] [--only FAULT …]
     python scripts/mutants.py --seed N --list
 
 Half of the faults are in pure modules, half in modules with effects. For each, the stages of ``STAGES`` run
@@ -46,25 +46,28 @@ NOT_MUTATED = (
 
 @dataclass(frozen=True)
 class Stage:
-    """Arguments of pytest. ``{own}``: the tests of the module. ``{room}``: the tests of its room."""
+    """Arguments of pytest.
+
+    ``{own}``: the tests of the module. ``{room}``: those of its room. ``{own_processes}``: the tests with
+    processes that import the module.
+    """
 
     name: str
     arguments: str
     limit_s: int  # a fault can make the tests hang
 
 
-QUICK = "-m 'not real and not slow and not fleet' -o timeout=180"
-NOT_QUICK = " ".join(
-    f"--ignore=tests/{name}" for name in ("browser", "bundle", "clients", "e2e", "real", "windows")
-)
+QUICK = "--ignore=tests/integration --ignore=tests/e2e --ignore=tests/real --ignore=tests/extended"
 
-# Each stage runs only if the fault passes the stages before it.
+# Each stage runs only if the fault passes the stages before it. The stages own, room and own processes save
+# time; the others are those of scripts/test. The last one needs $LLAMASUP_TEST_SERVER.
 STAGES = (
-    Stage("own", f"{QUICK} {{own}}", 900),
-    Stage("room", f"{QUICK} -n WORKERS {{room}}", 1200),
-    Stage("quick", f"{QUICK} -n WORKERS {NOT_QUICK}", 2400),
-    Stage("slow", "-m 'slow and not real and not windows and not fleet' -n WORKERS --dist worksteal", 3600),
-    Stage("real", "-m 'real and not windows and not fleet' -n WORKERS --dist worksteal", 3600),
+    Stage("own", "-o timeout=180 {own}", 900),
+    Stage("room", "-o timeout=180 -n WORKERS {room}", 1200),
+    Stage("quick", f"-o timeout=180 -n WORKERS tests {QUICK}", 2400),
+    Stage("own processes", "-n WORKERS {own_processes}", 1200),
+    Stage("processes", "-n WORKERS --dist worksteal tests/integration tests/e2e", 3600),
+    Stage("real", "-n WORKERS --dist worksteal tests/real", 3600),
 )
 
 
@@ -168,25 +171,29 @@ class Copy:
 def arguments_for(stage: Stage, fault: Fault, root: Path) -> list[str] | None:
     """The words for pytest. None if the stage has no tests for the module of the fault."""
     room = room_of(fault.file, root)
-    own = own_tests(fault.file, root)
-    if ("{own}" in stage.arguments and not own) or ("{room}" in stage.arguments and room is None):
+    tests = {
+        "own": shlex.join(own_tests(fault.file, root)),
+        "room": room or "",
+        "own_processes": shlex.join(own_tests(fault.file, root, within="integration")),
+    }
+    if any(not found and f"{{{name}}}" in stage.arguments for name, found in tests.items()):
         return None
-    return shlex.split(stage.arguments.format(own=shlex.join(own), room=room))
+    return shlex.split(stage.arguments.format(**tests))
 
 
-def room_of(file: str, root: Path) -> str | None:
-    """The folder with the tests of a module's room."""
+def room_of(file: str, root: Path, within: str = "") -> str | None:
+    """The folder with the tests of a module's room, below the folder ``within`` of ``tests``."""
     parts = Path(file).parts
-    folder = Path("tests", parts[1])
+    folder = Path("tests", within, parts[1])
     return str(folder) if len(parts) > 2 and (root / folder).is_dir() else None
 
 
-def own_tests(file: str, root: Path) -> list[str]:
+def own_tests(file: str, root: Path, within: str = "") -> list[str]:
     """The files of tests in the module's room that import the module or have its name."""
     path = Path(file)
     module = ".".join(path.with_suffix("").parts)
-    room = room_of(file, root)
-    tests = sorted((root / (room or "tests")).glob("**/test_*.py" if room else "test_*.py"))
+    room = room_of(file, root, within)
+    tests = sorted((root / (room or Path("tests", within))).glob("**/test_*.py" if room else "test_*.py"))
     return [
         str(name.relative_to(root))
         for name in tests

@@ -142,6 +142,7 @@ def test_tests_of_a_module_are_those_of_its_room_that_import_it_or_have_its_name
     (folder / "test_other.py").touch()
     (folder.parent / "test_importing.py").write_text("from llamasup.room.module import Value\n")
     assert own_tests(FILE, tmp_path) == ["tests/room/inner/test_module.py", "tests/room/test_importing.py"]
+    assert own_tests(FILE, tmp_path, within="integration") == []
     assert room_of(FILE, tmp_path) == "tests/room"
 
 
@@ -157,6 +158,7 @@ def test_stage_without_tests_for_the_module_is_left_out(tmp_path: Path) -> None:
     words = {stage.name: arguments_for(stage, fault, tmp_path) for stage in STAGES}
     assert words.pop("own") is None
     assert words.pop("room") is None
+    assert words.pop("own processes") is None
     assert all(words.values())
 
 
