@@ -180,12 +180,22 @@ def why_no_lock(
     return None
 
 
-def give_lock(line: CommandLine, capabilities: Capabilities, why_not: str | None) -> None:
-    """``--mlock`` until September 2026 (#28334), ``--load-mode mmap+mlock`` since July 2026 (#20834)."""
+_OLD_LOAD_MODES = ("--mlock", "--mmap", "--direct-io")
+
+
+def give_lock(
+    line: CommandLine, capabilities: Capabilities, why_not: str | None, extra_args: ExtraArgs
+) -> None:
+    """``--load-mode mmap+mlock`` since July 2026 (#20834), which calls ``--mlock`` deprecated; ``--mlock``
+    before, and until September 2026 (#28334).
+    """
     mode = capabilities.find("--load-mode")
     flag, value = "--mlock", None
-    if not capabilities.knows("--mlock") and mode is not None and "mmap+mlock" in mode.allowed:
+    if mode is not None and "mmap+mlock" in mode.allowed:
         flag, value = "--load-mode", "mmap+mlock"
+        chosen = next((given.words[0] for name in _OLD_LOAD_MODES for given in extra_args.all(name)), None)
+        if why_not is None and chosen is not None:
+            why_not = f"{chosen} after -- sets how the weights are loaded"
     if why_not is not None:
         line.leave_out(flag, why_not, value=value)
     else:

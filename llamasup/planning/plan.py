@@ -202,7 +202,7 @@ def plan(
     give_threads(line, settings, threads)
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
     give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
-    give_lock(line, capabilities, no_lock)
+    give_lock(line, capabilities, no_lock, extra_args)
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache")
     if not prefers.checkpoints:
         line.give("--ctx-checkpoints", 0, "this profile saves the memory of context checkpoints")

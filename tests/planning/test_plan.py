@@ -216,6 +216,22 @@ def test_build_between_mlock_and_load_mode_does_not_lock() -> None:
     assert "this build does not have it" in reason(made, "--mlock")
 
 
+def test_build_that_has_load_mode_and_calls_mlock_deprecated_gets_load_mode() -> None:
+    both = (
+        "--mlock    DEPRECATED in favor of `--load-mode`: force system to keep model in RAM\n"
+        "--mmap, --no-mmap    DEPRECATED in favor of `--load-mode`: whether to memory-map model\n"
+        "--load-mode MODE    how\n                    - none: no\n                    - mmap+mlock: both\n"
+    )
+    hardware = machine(memlock_limit_bytes=None)
+    made = planned(from_help(both), UNPACKED_WEIGHTS, hardware)
+    assert value(made, "--load-mode") == "mmap+mlock"
+    assert "--mlock" not in made.argv
+    for old in ("--mlock", "--no-mmap"):
+        chosen = planned(from_help(both), UNPACKED_WEIGHTS, hardware, extra=(old,))
+        assert value(chosen, "--load-mode") is None
+        assert f"left out: {old} after -- sets how the weights are loaded" == reason(chosen, "--load-mode")
+
+
 # --- context, slots, batches ---------------------------------------------------------------------
 
 
