@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
-from tests.kit.tiny import random_weights, tiny_decoder, tiny_keys, tiny_tensors
+from tests.kit.tiny import FIXED, random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 __all__ = [
     "big_endian_decoder",
@@ -140,11 +140,12 @@ def write_large_decoder(
     width: int = 1024,
     head: int = 64,
     head_count_kv: int = 4,
-    quantization: Literal["Q8_0", "Q4_0"] = "Q8_0",
+    quantization: Literal["Q8_0", "Q4_0", "F16"] = "Q8_0",
 ) -> Path:
     """A llama of about ``size_bytes`` for measuring speed and memory; random weights are as good.
 
     ``head``: the width of a head. The number of layers makes the size. Written piece by piece.
+    ``quantization``: F16 runs on each processor; a build may compute with the others only on a newer one.
     """
     heads, feed_forward = width // head, width * 11 // 4
     kv_width = head * head_count_kv
@@ -178,7 +179,7 @@ def write_large_decoder(
     layers = max(1, round((size_bytes - fixed_bytes) / sum(map(tensor_bytes, layer(0)))))
     keys |= {
         "general.name": "llamasup large",
-        "general.file_type": {"Q8_0": 7, "Q4_0": 2}[quantization],
+        "general.file_type": {"Q8_0": 7, "Q4_0": 2, "F16": 1}[quantization],
         "llama.block_count": layers,
         "llama.embedding_length": width,
         "llama.feed_forward_length": feed_forward,
@@ -187,7 +188,7 @@ def write_large_decoder(
         "llama.rope.dimension_count": head,
     }
     plans = [*ends[:1], *(plan for index in range(layers) for plan in layer(index)), *ends[1:]]
-    blocks = _blocks({"Q8_0": 32, "Q4_0": 16}[quantization])
+    blocks = _halves() if quantization == "F16" else _blocks({"Q8_0": 32, "Q4_0": 16}[quantization])
     with path.open("wb") as file:
         file.write(write_gguf_header(keys, plans))
         for plan in plans:
@@ -195,10 +196,19 @@ def write_large_decoder(
             if plan.type_name == "F32":
                 file.write(struct.pack("<f", 1.0) * (count // 4))
             else:
-                for begin in range(0, count, len(blocks)):
+                # As of the tiny decoder: its answers are words, never half a UTF-8 character.
+                silent = count // vocab_size * len(FIXED) if plan.name == "output.weight" else 0
+                file.write(bytes(silent))
+                for begin in range(silent, count, len(blocks)):
                     file.write(blocks[: count - begin])
             file.write(bytes(-count % 32))
     return path
+
+
+def _halves(count: int = 65_536) -> bytes:
+    """Numbers of f16 between -1/16 and 1/16."""
+    noise = hashlib.shake_256(b"llamasup large").digest(count)
+    return struct.pack(f"<{count}e", *((byte - 128) / 2048 for byte in noise))
 
 
 def _blocks(size: int, count: int = 16_384) -> bytes:

@@ -171,7 +171,7 @@ def test_model_with_the_other_vocabulary_chats(serve: Callable[..., Any], tmp_pa
 
 
 def test_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
-    path = models.write_large_decoder(tmp_path / "large.gguf", 40_000_000)
+    path = models.write_large_decoder(tmp_path / "large.gguf", 40_000_000, quantization="F16")
     with serve(path) as client:
         assert chat(client, ignore_eos=True)["usage"]["completion_tokens"] == HELLO["max_tokens"]
 

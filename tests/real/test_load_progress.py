@@ -34,7 +34,9 @@ OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--", *NOT_MAPPED)
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = write_large_decoder(tmp_path_factory.mktemp("large") / "large.gguf", 300_000_000)
+    path = write_large_decoder(
+        tmp_path_factory.mktemp("large") / "large.gguf", 300_000_000, quantization="F16"
+    )
     yield path
     path.unlink()
 

@@ -24,7 +24,7 @@ LEFT = r"\d+ %, about [^)]+ left"
 
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Path]:
-    path = write_large_decoder(tmp_path / "large.gguf", 300_000_000)
+    path = write_large_decoder(tmp_path / "large.gguf", 300_000_000, quantization="F16")
     yield path
     path.unlink()
 

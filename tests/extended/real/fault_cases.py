@@ -154,7 +154,7 @@ def memory_at_load(testbed: FaultTestbed) -> Outcome:
     """The plan needs more memory than the group's limit, and the memory check is off."""
     large = testbed.home / "fat.gguf"
     if not large.exists():
-        write_large_decoder(large, 300_000_000, head_count_kv=16)
+        write_large_decoder(large, 300_000_000, head_count_kv=16, quantization="F16")
     with (
         _group() as group,
         fault_run(testbed, large, "--no-memory-check", prefix=in_group(group, 1000 * MIB)) as run,

@@ -70,7 +70,7 @@ class FaultTestbed:
     def large(self) -> Path:
         """A model of 100 MB. A prompt of 1,800 tokens takes seconds of one core."""
         if self._large is None:
-            self._large = write_large_decoder(self.home / "large.gguf", 100_000_000)
+            self._large = write_large_decoder(self.home / "large.gguf", 100_000_000, quantization="F16")
         return self._large
 
     @property

@@ -27,7 +27,7 @@ MIB = 1 << 20
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 MB of weights, and 48 KB of q8_0 KV cache for each token: 1.6 GB at 4 × 8192 tokens."""
     path = tmp_path_factory.mktemp("fat") / "fat.gguf"
-    return write_large_decoder(path, 300_000_000, head_count_kv=16)
+    return write_large_decoder(path, 300_000_000, head_count_kv=16, quantization="F16")
 
 
 @pytest.fixture

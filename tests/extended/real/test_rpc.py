@@ -202,7 +202,7 @@ def test_model_over_two_workers_writes_the_same_text(
 def test_model_larger_than_the_limit_of_one_process_is_served_over_two(
     llama_server: str, rpc_server: FoundWorker, tmp_path: Path
 ) -> None:
-    model = write_large_decoder(tmp_path / "large.gguf", 400_000_000)
+    model = write_large_decoder(tmp_path / "large.gguf", 400_000_000, quantization="F16")
     # Address space: RLIMIT_AS, because not every machine lets its users make cgroups.
     limit = int(model.stat().st_size * 0.8)
     settings = Settings(gpu_layers="all", ctx_size=256, parallel=1)
