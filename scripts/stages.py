@@ -138,7 +138,7 @@ def _only_all() -> list[Stage]:
             Stage(f"llama-server {build}", [["scripts/llama-server", build]], sets="LLAMASUP_TEST_SERVER"),
             Stage(
                 f"contract with {build}",
-                [_tests("tests/real", "-m", "contract")],
+                [_tests("tests/real", "-m", "contract", "-k", "not embedded")],
                 needs="LLAMASUP_TEST_SERVER",
             ),
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.kit import models
 from tests.kit.tiny import tiny_decoder
@@ -16,6 +17,7 @@ from tests.real.test_configs import serve
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 
 
+@pytest.mark.contract
 def test_adapter_beside_its_model_serves_requests_that_name_it(tmp_path: Path, runtime: str) -> None:
     for folder, adapters in (
         ("plain", {}),

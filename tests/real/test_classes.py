@@ -88,6 +88,7 @@ def test_input_longer_than_the_context_is_refused_and_others_are_served(server: 
     assert len(embeddings(server, "cat")) == 1
 
 
+@pytest.mark.contract
 def test_default_pooling_is_that_of_the_model_file(pooling: str, encoder: Path, llama_server: str) -> None:
     vectors = {}
     for kind in ("", "mean", "cls", "last"):
@@ -101,6 +102,7 @@ def test_default_pooling_is_that_of_the_model_file(pooling: str, encoder: Path, 
 # --- reranker ------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "reranker.gguf"
     path.write_bytes(models.tiny_reranker())

@@ -6,6 +6,8 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.driver import run_to_end
 from tests.kit.children import NewChildren
 from tests.kit.tiny import tiny_decoder
@@ -25,6 +27,7 @@ def check_refused(
     assert new_children() == []
 
 
+@pytest.mark.contract
 def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
     """The header is valid; only the server knows which tensors the architecture needs."""
     path = tmp_path / "tensor.gguf"
@@ -32,6 +35,7 @@ def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
     check_refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
 
 
+@pytest.mark.contract
 def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) -> None:
     """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails on any machine."""
 
@@ -47,6 +51,7 @@ def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) ->
     )
 
 
+@pytest.mark.contract
 def test_value_refused_by_the_server_is_diagnosed(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
     check_refused(

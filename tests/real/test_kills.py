@@ -32,6 +32,7 @@ def only_folder(home: Path) -> Path:
     return folder
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("when", ["idle", "streaming"])
 def test_server_ends_when_llamasup_is_killed(
     when: str, runtime: str, tiny_model: Path, own_folders: Path
@@ -106,6 +107,7 @@ def _kill(running: Llamasup, family: list[psutil.Process]) -> float:
     return seconds_until_gone(family)
 
 
+@pytest.mark.contract
 def test_client_of_a_killed_server_gets_cause_and_remedy(runtime: str, tiny_model: Path) -> None:
     body = {"prompt": "Once", "n_predict": 10_000_000, "stream": True, "ignore_eos": True}
     with (

@@ -57,6 +57,7 @@ def test_plain_profile_passes_only_model_alias_and_address(runtime: str, tiny_mo
     assert "GOMP_SPINCOUNT" not in shown["env"]
 
 
+@pytest.mark.contract
 def test_embedding_model_is_recognised_and_embeds(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "embeds.gguf"
     path.write_bytes(tiny_encoder())

@@ -129,6 +129,7 @@ def test_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: byte
     assert counts.prompt, counts
 
 
+@pytest.mark.contract
 def test_disconnect_of_a_client_frees_the_slot(front: Rig, server: str) -> None:
     client = front.connect()
     client.send(post(b"/completion", b'{"prompt":"a","stream":true,"ignore_eos":true,"n_predict":60000}'))

@@ -46,6 +46,7 @@ def client(server: Llamasup) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.contract
 def test_streamed_and_plain_chat_are_equal_at_temperature_0(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(
         model="tiny", messages=QUESTION, temperature=0, max_tokens=40, seed=1
@@ -62,6 +63,7 @@ def test_streamed_and_plain_chat_are_equal_at_temperature_0(client: openai.OpenA
     assert plain.usage.completion_tokens == 40
 
 
+@pytest.mark.contract
 def test_completions_tokenize_props_and_models_answer(server: Llamasup) -> None:
     with httpx.Client(base_url=server.url) as http:
         completion = http.post(
@@ -77,6 +79,7 @@ def test_completions_tokenize_props_and_models_answer(server: Llamasup) -> None:
     assert models["data"][0]["id"] == "tiny"
 
 
+@pytest.mark.contract
 def test_metrics_contain_those_of_llamasup_and_llama_server_by_model(server: Llamasup) -> None:
     with httpx.Client(base_url=server.url) as http:
         http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 5})
@@ -88,6 +91,7 @@ def test_metrics_contain_those_of_llamasup_and_llama_server_by_model(server: Lla
     assert re.search(r'^llamacpp:tokens_predicted_total\{model="tiny"\} \d', text, re.M)
 
 
+@pytest.mark.contract
 def test_health_and_readiness_endpoints_answer_200(server: Llamasup) -> None:
     with httpx.Client(base_url=server.url) as http:
         health, ready, alive = http.get("/health"), http.get("/readyz"), http.get("/livez")
@@ -96,6 +100,7 @@ def test_health_and_readiness_endpoints_answer_200(server: Llamasup) -> None:
     assert (ready.status_code, alive.status_code) == (200, 200)
 
 
+@pytest.mark.contract
 def test_answers_of_llama_server_pass_unchanged(server: Llamasup) -> None:
     """Only ids and times may differ between the child's own socket and the proxy."""
     (child,) = [process for process in server.children() if "--host" in process.cmdline()]
@@ -133,6 +138,7 @@ def without_ids_and_times(text: str) -> str:
     return re.sub(r'"(tokens_cached|cache_n|prompt_n|tokens_evaluated)":\d+', "_", text)
 
 
+@pytest.mark.contract
 def test_draft_model_is_used(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
     with llamasup(
         tiny_model, "--runtime", runtime, "--draft-model", str(tiny_model), env=module_folders
@@ -149,6 +155,7 @@ def test_draft_model_is_used(runtime: str, tiny_model: Path, module_folders: dic
     assert timings["draft_n_accepted"] > 0
 
 
+@pytest.mark.contract
 def test_q8_0_halves_the_kv_cache(
     runtime: str, tiny_model: Path, module_folders: dict[str, str], tmp_path: Path
 ) -> None:
@@ -183,6 +190,7 @@ def test_request_is_logged_as_one_line_with_tokens_and_speed(
         assert "secret" not in running.stderr_text
 
 
+@pytest.mark.contract
 def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 20_000}])

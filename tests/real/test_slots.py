@@ -142,6 +142,7 @@ def test_continued_stream_reuses_the_slot_that_the_drain_timeout_interrupted(
     run(test)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("changes", [{}, {"profile": "throughput"}], ids=["own slots", "shared cells"])
 def test_second_turn_after_a_swap_reuses_the_first_and_answers_the_same(
     changes: dict[str, Any], runtime: str, model: Path, slots: Folder

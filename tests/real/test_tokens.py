@@ -122,6 +122,7 @@ def test_key_is_charged_for_every_token_of_every_item(server: Llamasup, case: st
         assert now[0] - theirs == now[1] - ours >= cost
 
 
+@pytest.mark.contract
 def test_abandoned_streams_and_answers_are_charged(server: Llamasup) -> None:
     body = {"messages": CHAT["messages"], "max_tokens": 8000, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"

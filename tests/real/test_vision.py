@@ -37,6 +37,7 @@ def image(content: bytes | None = None) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": vision.picture_url(content)}}
 
 
+@pytest.mark.contract
 def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, folder: Path) -> None:
     red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
@@ -114,6 +115,7 @@ def test_projector_beside_two_models_is_matched_by_its_name(llama_server: str, f
     assert "--mmproj " + str(folder) not in planned.stdout
 
 
+@pytest.mark.contract
 def test_encoder_embeds_images(runtime: str, folder: Path) -> None:
     (folder / "encoder.gguf").write_bytes(models.tiny_encoder())
     arguments = ("--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
