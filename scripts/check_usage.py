@@ -6,7 +6,7 @@ be equal, also those of each key. Exit code 1 if they are not.
 
     python scripts/check_usage.py [--runtime PATH|embedded]… [--docs PAGE]
 
-The load is in tests/real/usage_load.py; a test runs 100 requests of it.
+The load is in tests/extended/real/usage_load.py; a test runs 100 requests of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import NEW_INTERPRETER, command, llamasup  # noqa: E402
+from tests.extended.real.usage_load import COUNTS, KEYS, UsageLoad, counts_of, write_keys  # noqa: E402
 from tests.kit.tiny import tiny_decoder  # noqa: E402
-from tests.real.usage_load import COUNTS, KEYS, UsageLoad, counts_of, write_keys  # noqa: E402
 
 MARKS = "<!-- check_usage -->", "<!-- /check_usage -->"
 FOLDERS = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")

@@ -1,6 +1,6 @@
 """Tiny model files for speculative decoding: drafts that fit and do not, and a model that drafts for itself.
 
-What a real llama-server (b11434) does with each is shown by tests/real/test_drafting.py.
+What a real llama-server (b11434) does with each is shown by tests/extended/real/test_drafting.py.
 """
 
 from __future__ import annotations

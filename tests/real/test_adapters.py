@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.extended.real.test_configs import serve
 from tests.kit import models
 from tests.kit.tiny import tiny_decoder
-from tests.real.test_configs import serve
 
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 

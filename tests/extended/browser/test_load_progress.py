@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from tests.extended.browser.conftest import Serve, card, show, sign_in
+from tests.extended.real.slowed import NOT_MAPPED, slowed
 from tests.kit.models import write_large_decoder
 from tests.kit.patience import PATIENCE_S, eventually
-from tests.real.slowed import NOT_MAPPED, slowed
 
 pytestmark = pytest.mark.one_runtime
 

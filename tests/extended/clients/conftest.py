@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import chat, collected, encoder, serve, slow_to_load, tools
+from tests.clients.conftest import chat, collected, curl, encoder, node, ollama_js, serve, slow_to_load, tools
 
-__all__ = ["chat", "collected", "encoder", "serve", "slow_to_load", "tools"]
+__all__ = ["chat", "collected", "curl", "encoder", "node", "ollama_js", "serve", "slow_to_load", "tools"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,9 +24,9 @@ from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Http
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process
+from tests.extended.real.slowed import NOT_MAPPED, LoadedTooSoon, retried, slowed
 from tests.kit.models import write_large_decoder
 from tests.kit.patience import eventually
-from tests.real.slowed import NOT_MAPPED, LoadedTooSoon, retried, slowed
 
 CHAT = {"model": "large", "prompt": "Once", "max_tokens": 2}
 OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--", *NOT_MAPPED)

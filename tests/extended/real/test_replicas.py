@@ -29,9 +29,9 @@ from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, Policy, StartRequested, State, StopRequested
+from tests.extended.real.test_configs import serve
 from tests.kit.patience import PATIENCE_S
 from tests.proxy.test_replicas import Backend
-from tests.real.test_configs import serve
 
 pytestmark = pytest.mark.one_runtime
 

@@ -17,9 +17,9 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.driver import llamasup
+from tests.extended.real.nodes import KEY, Node, Nodes, nodes_in
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
-from tests.real.nodes import KEY, Node, Nodes, nodes_in
 from tests.real.test_wrap import self_signed
 
 

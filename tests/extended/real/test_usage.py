@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.e2e.driver import llamasup, run_to_end
-from tests.real.usage_load import UsageLoad, counts_of, write_keys
+from tests.extended.real.usage_load import UsageLoad, counts_of, write_keys
 
 
 def test_usage_equals_the_counts_of_clients_and_servers_across_a_crash(

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, command, llamasup
-from tests.real.nodes import Node, nodes_in
-from tests.real.test_live_requests import ENDLESS, Reader
+from tests.extended.real.nodes import Node, nodes_in
+from tests.extended.real.test_live_requests import ENDLESS, Reader
 
 pytestmark = pytest.mark.one_runtime
 
