@@ -61,7 +61,7 @@ def rpc_server(llama_server: str) -> FoundWorker:
     except (RuntimeMissing, UsageInvalid) as error:
         # scripts/llama-server builds one with RPC. Another llama-server, such as one on PATH, may have none.
         if REQUIRE_REAL and Path(llama_server).resolve().is_relative_to((ROOT / ".build").resolve()):
-            pytest.fail(f"{error.message} Run scripts/test, which builds llama-server again.")
+            pytest.fail(f"{error.message} scripts/llama-server source builds one with RPC.")
         pytest.skip(f"{error.message} (LLAMASUP_TEST_SERVER is {llama_server})")
     return found
 
