@@ -1,6 +1,7 @@
 """A fleet on a real Ray cluster, with real and fake llama-servers. scripts/test_fleet runs it.
 
-The tests share the cluster; each deploys its own config first. scripts/test --all leaves out those marked ``extended``.
+The tests share the cluster; each deploys its own config first. scripts/test --all leaves out those marked
+``extended``.
 """
 
 from __future__ import annotations
