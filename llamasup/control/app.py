@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.control.private_socket import listen, with_key
+from llamasup.control.private_socket import THROUGH_PROXY, listen, with_key
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.unavailable import generation_ended
 from llamasup.system.incoming import Incoming
@@ -51,7 +51,7 @@ class ControlServer:
         more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         listening = listen(socket_path)
-        self.endpoint = Endpoint("", 0, listening.address, listening.key)
+        self.endpoint = Endpoint("", 0, listening.address, listening.key, mark=THROUGH_PROXY + b": 1\r\n")
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
@@ -148,6 +148,7 @@ class ControlServer:
         )
         config = uvicorn.Config(
             application.asgi if self._key is None else with_key(application.asgi, self._key),
+            interface="asgi3",
             lifespan="off",
             log_config=None,
             access_log=False,

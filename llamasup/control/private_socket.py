@@ -20,10 +20,13 @@ from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["SOCKET_NAME", "Listening", "Reached", "listen", "reach", "with_key"]
+__all__ = ["SOCKET_NAME", "THROUGH_PROXY", "Listening", "Reached", "listen", "reach", "with_key"]
 
 SOCKET_NAME = "control.sock"
 """In a run folder."""
+
+THROUGH_PROXY = b"x-llamasup-through-proxy"
+"""The header that the proxy adds to each request that it forwards to the control API."""
 
 BACKLOG = 64
 _KEY_BYTES = 32

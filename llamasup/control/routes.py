@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from llamasup.control.interface import (
     ConfigAccess,
@@ -27,6 +28,7 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
+from llamasup.control.private_socket import THROUGH_PROXY
 from llamasup.control.pull import pull_stream
 from llamasup.control.request_updates import RequestUpdates
 from llamasup.control.streams import (
@@ -109,39 +111,47 @@ class Application:
         self._console = None if make_console is None else make_console(self._streams.wake)
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
-        self.asgi = Starlette(
-            routes=[
-                _get("/metrics", self._show_metrics),
-                _get(f"{PREFIX}/status", self._show_status),
-                _get(f"{PREFIX}/events", self._show_events),
-                _get(f"{PREFIX}/requests", self._show_requests),
-                _get(f"{PREFIX}/usage", self._show_usage),
-                # An id comes from the client, and may contain a slash.
-                Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
-                _get(f"{PREFIX}/memory", self._show_memory),
-                _get(f"{PREFIX}/history", self._show_history),
-                _post(f"{PREFIX}/plan", self._plan),
-                _get(f"{PREFIX}/config", self._show_config),
-                _post(f"{PREFIX}/config/check", self._check_config),
-                Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
-                _get(f"{PREFIX}/decisions", self._show_decisions),
-                _get(f"{model}/logs", self._show_log),
-                _get(f"{model}/why", self._show_why),
-                _post(f"{model}/load", self._load),
-                _post(f"{model}/unload", self._unload),
-                _post(f"{model}/restart", self._restart),
-                _post(f"{model}/remove", self._remove),
-                _post(f"{PREFIX}/pull", self._pull_model),
-                _post(f"{PREFIX}/reload", self._reload),
-                _get(f"{PREFIX}/upgrade", self._show_upgrade),
-                _post(f"{PREFIX}/upgrade", self._upgrade),
-                _post(f"{PREFIX}/shutdown", self._shutdown),
-                *(() if self._console is None else self._console.routes),
-                *more_routes,
-            ],
-            exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
-        )
-        self.asgi.router.redirect_slashes = False  # a name may end with a slash
+        routes: list[BaseRoute] = [
+            _get("/metrics", self._show_metrics),
+            _get(f"{PREFIX}/status", self._show_status),
+            _get(f"{PREFIX}/events", self._show_events),
+            _get(f"{PREFIX}/requests", self._show_requests),
+            _get(f"{PREFIX}/usage", self._show_usage),
+            # An id comes from the client, and may contain a slash.
+            Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
+            _get(f"{PREFIX}/memory", self._show_memory),
+            _get(f"{PREFIX}/history", self._show_history),
+            _post(f"{PREFIX}/plan", self._plan),
+            _get(f"{PREFIX}/config", self._show_config),
+            _post(f"{PREFIX}/config/check", self._check_config),
+            Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
+            _get(f"{PREFIX}/decisions", self._show_decisions),
+            _get(f"{model}/logs", self._show_log),
+            _get(f"{model}/why", self._show_why),
+            _post(f"{model}/load", self._load),
+            _post(f"{model}/unload", self._unload),
+            _post(f"{model}/restart", self._restart),
+            _post(f"{model}/remove", self._remove),
+            _post(f"{PREFIX}/pull", self._pull_model),
+            _post(f"{PREFIX}/reload", self._reload),
+            _get(f"{PREFIX}/upgrade", self._show_upgrade),
+            _post(f"{PREFIX}/shutdown", self._shutdown),
+            *(() if self._console is None else self._console.routes),
+            *more_routes,
+        ]
+        self._private = _starlette([*routes, _post(f"{PREFIX}/upgrade", self._upgrade)])
+        self._public = _starlette([*routes, _post(f"{PREFIX}/upgrade", _refuse_upgrade)])
+
+    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the private socket, or one that the proxy forwards, which has fewer rights.
+
+        A route of Starlette also matches a path with a newline after it, so no path has such characters.
+        """
+        from_proxy = any(name == THROUGH_PROXY for name, _ in scope["headers"])
+        asgi = self._public if from_proxy else self._private
+        if not scope["path"].isprintable():
+            scope = {**scope, "path": "/"}  # which is no route
+        await asgi(scope, receive, send)
 
     def end(self) -> None:
         """End the streams, and cancel the changes in the background."""
@@ -325,6 +335,24 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # removed in the meantime
+
+
+def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
+    handlers = {LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug}
+    asgi = Starlette(routes=routes, exception_handlers=handlers)
+    asgi.router.redirect_slashes = False  # a name may end with a slash
+    return asgi
+
+
+async def _refuse_upgrade(request: Request) -> Response:
+    refusal = {
+        "message": "an upgrade is closed through this address, because it starts a program of the machine",
+        "type": "permission_error",
+        "code": 403,
+        "cause": "control_closed",
+        "remedy": "use `llamasup upgrade` on that machine",
+    }
+    return _json({"error": refusal}, 403)
 
 
 def _always() -> bool:

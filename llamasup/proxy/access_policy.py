@@ -6,6 +6,7 @@ counts as a public path.
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -27,7 +28,7 @@ PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 
 _FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes that a key of any right may read
 _READS = frozenset({b"GET", b"HEAD"})
-_UPGRADE = b"/llamasup/v1/upgrade"
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x1f\x7f]")
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ACCEPTED_HOSTS = 256  # a client repeats one spelling; the limit keeps other clients from filling memory
@@ -87,6 +88,8 @@ class AccessPolicy:
         """
         if self.rules.transparent:
             return None
+        if b"%" in head.path and _CONTROL_CHARACTER.search(unquote_to_bytes(head.path)):
+            return HttpError(400, "the path contains a control character", cause="path_spelling")
         if head.authority not in self._accepted_hosts and (
             refusal := self._judge_host(head.authority, local_host)
         ):
@@ -176,14 +179,6 @@ class AccessPolicy:
         )
 
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:
-        if head.method not in _READS and unquote_to_bytes(head.path) == _UPGRADE:
-            return HttpError(
-                403,
-                "an upgrade is closed through this address, because it starts a program of the machine",
-                type="permission_error",
-                cause="control_closed",
-                remedy="use `llamasup upgrade` on that machine",
-            )
         if self._trusted or (key is not None and key.controls):
             return key
         if self.console.decides(head):

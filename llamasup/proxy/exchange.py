@@ -134,6 +134,8 @@ class Exchange(Struct, eq=False):
                 opening = node.opening(opening, request.id, request.priority)
             if api_key:
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if mark := self._lease.endpoint.mark:
+            opening += mark
         if head.route.of_batches and request.key is not None:
             opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
         if self.upload is not None:

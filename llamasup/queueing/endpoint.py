@@ -56,6 +56,7 @@ class Endpoint:
     """The address of one generation, and its requests.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
+    ``mark``: header lines that each request from the proxy gets, so that the endpoint knows it from others.
     ``node``: it is another llamasup node, and ``api_key`` is its key for us; empty if it needs none.
     ``max_concurrent``: its permits. ``busy``: the permits that are taken; a request of several jobs is sent
     when one permit is free, so ``busy`` may exceed ``max_concurrent``. ``held_s``: how long requests held
@@ -81,6 +82,7 @@ class Endpoint:
         "generation",
         "held_s",
         "idle_since_s",
+        "mark",
         "max_concurrent",
         "model",
         "node",
@@ -104,12 +106,14 @@ class Endpoint:
         on_permit_free: Callable[[], None] | None = None,
         on_idle: Callable[[Endpoint], None] | None = None,
         node: NodeLink | None = None,
+        mark: bytes = b"",
     ) -> None:
         self.model = model
         self.generation = generation
         self.address = address
         self.api_key = "" if api_key is None and node is not None else api_key
         self.node = node
+        self.mark = mark
         self.max_concurrent = max_concurrent
         self.busy = 0
         self.held_s = held_s

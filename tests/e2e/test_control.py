@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -267,6 +268,10 @@ def test_control_over_tcp_requires_a_key_with_the_right(
         assert inference.returncode == 77
         assert "the key 'a' has only the right `inference`" in stderr_of(inference)
         assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
+        for path, refused in (("upgrade", (403, "control_closed")), ("upgrade%0A", (400, "path_spelling"))):
+            body, key = {"runtime": "/bin/true"}, {"x-api-key": "for-ops"}
+            answer = httpx.post(f"{running.url}/llamasup/v1/{path}", json=body, headers=key)
+            assert (answer.status_code, answer.json()["error"]["cause"]) == refused
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
         assert (stopped.returncode, stderr_of(stopped).splitlines()[-1]) == (0, "llamasup has exited")
         assert running.end() == 0

@@ -213,7 +213,8 @@ class Rig:
         control_endpoint = None
         if control:
             self._control = self.listen(str(folder / "control.sock"))
-            control_endpoint = Endpoint("control", 1, UnixAddress(str(folder / "control.sock")))
+            address = UnixAddress(str(folder / "control.sock"))
+            control_endpoint = Endpoint("control", 1, address, mark=b"x-llamasup-through-proxy: 1\r\n")
         own = list(sockets) if sockets is not None else bind("127.0.0.1", 0)
         self.address: Any = own[0].getsockname()
         self._family = own[0].family

@@ -72,19 +72,25 @@ def test_control_api_is_closed_over_tcp_without_a_control_key(
     assert nothing_was_forwarded(rig)
 
 
-@pytest.mark.check("X4", "403 for every key: it starts a program of the machine")
-@pytest.mark.parametrize(
-    "path",
-    [b"/llamasup/v1/upgrade", b"/llamasup/v1/upgrade?x=1", b"/llamasup/v1/%75pgrade"],
-    ids=["plain", "query", "encoded"],
-)
-def test_no_key_changes_the_build(make_rig: MakeRig, path: bytes) -> None:
+@pytest.mark.check("X4", "400: no path has a control character, plain or encoded")
+@pytest.mark.parametrize("path", [b"/llamasup/v1/upgrade", b"/v1/models", b"/v1/chat/completions"])
+def test_path_with_a_control_character_is_refused(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
-    for method in (b"POST", b"PUT"):
-        client = rig.connect()
-        client.send(get(path, b"x-api-key: admin", b"Content-Length: 0", method=method))
-        assert cause_of(client, 403) == "control_closed"
+    client = rig.connect()
+    for byte in (b"%%%02x" % byte for byte in (*range(0x20), 0x7F)):
+        for spelling in (path + byte, path[:-1] + byte + path[-1:], b"/" + byte + path):
+            client.send(get(spelling, b"x-api-key: admin", b"Content-Length: 0", method=b"POST"))
+            assert cause_of(client, 400) == "path_spelling"
     assert nothing_was_forwarded(rig)
+
+
+@pytest.mark.parametrize(
+    "line", [b"X: y", b"X-Llamasup-Through-Proxy: 0", b"Connection: x-llamasup-through-proxy"]
+)
+def test_control_api_sees_that_a_request_came_through_the_proxy(make_rig: MakeRig, line: bytes) -> None:
+    rig = make_rig(KEYS, control=True)
+    rig.send(get(b"/llamasup/v1/upgrade", b"x-api-key: admin", line, b"Content-Length: 0", method=b"POST"))
+    assert b"\r\nx-llamasup-through-proxy: 1\r\n" in rig.accept_control().head()
 
 
 def test_key_with_the_right_control_may_see_an_upgrade(make_rig: MakeRig) -> None:
