@@ -109,7 +109,7 @@ def test_broken_control_application_does_not_end_the_models(
 
 
 def test_hanging_server_only_omits_its_own_metrics(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(probe, "METRICS_TIMEOUT_S", 0.05)
 
     async def visit(client: httpx.AsyncClient) -> None:
         runner = running.service.runner

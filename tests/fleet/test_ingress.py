@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamasup.auth.keys import ApiKey, KeyLimits, digest_of
+from llamasup.fleet import membership
 from llamasup.fleet.ingress import AnswerCut, Ingress, IngressSettings
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import FleetNode, ListedModel, Poll, Snapshot
@@ -401,7 +402,8 @@ async def test_request_waits_until_a_replica_serves() -> None:
 
 
 @async_test
-async def test_client_that_goes_away_does_not_wait_any_more() -> None:
+async def test_client_that_goes_away_does_not_wait_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_REPEAT_S", 0.01)
     async with played() as found, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(found.ask())
         await until(found, lambda: found.directory.polls[-1].waiting == {"tiny": 1})

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
+from llamasup.fleet import membership as membership_module
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import SIGNATURE, FleetNode, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, signature
@@ -17,6 +19,13 @@ from tests.kit.patience import PATIENCE_S
 
 SECRET = "s" * 40
 NODE = FleetNode("tiny@a", "https://192.0.2.1:1", "tiny")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front repeats a poll that failed, and reports another number of requests, after 10 ms."""
+    monkeypatch.setattr(membership_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(membership_module, "_REPEAT_S", 0.01)
 
 
 class PlayedDirectory:

@@ -216,6 +216,7 @@ def test_server_stops_once_the_stream_has_ended_with_an_error(rig: Rig) -> None:
     eventually(lambda: rig.in_flight() == 0)
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(rig: Rig) -> None:
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
@@ -320,6 +321,7 @@ def test_tokens_of_an_answer_that_becomes_an_error_are_counted(make: MakeRig, st
     assert status(rig.ask(request)[0]) == 429  # the quota of the key counts them too
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_server_that_ends_within_a_whole_answer_is_an_error(rig: Rig) -> None:
     client, child = rig.begin(ask("chat", messages=HI, stream=False))
     child.send(answer(b"x" * 50)[:-20])

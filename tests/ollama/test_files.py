@@ -103,6 +103,7 @@ def test_download_without_a_stream_is_one_object(rig: Rig) -> None:
     assert json.loads(body) == {"status": "success"}
 
 
+@pytest.mark.usefixtures("no_cause")
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_download_that_breaks_off_is_an_error(rig: Rig, stream: bool, ends: bool) -> None:

@@ -7,12 +7,15 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.upstream import pool as upstream_pool
+from llamasup.queueing import request_queue
 from tests.proxy.rig import Clock, Rig
 
 MakeRig = Callable[..., Rig]
+SHORT_S = 0.01
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -31,14 +34,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def make_rig(loop_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
+def no_cause(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Proxies wait only this time for the exit of a server that closed a connection, for it does not exit."""
+    monkeypatch.setattr(request_queue, "GRACE_S", SHORT_S)
+    return SHORT_S
+
+
+@pytest.fixture
+def make_rig(
+    request: pytest.FixtureRequest, loop_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeRig]:
     """Makes rigs with a configuration of the test, on both loops."""
     # A test on a busy machine may need longer than 4 s until its next request.
     monkeypatch.setattr(upstream_pool, "IDLE_S", 3600.0)
     made: list[Rig] = []
 
     def make(config: ProxyConfig | None = None, **options: Any) -> Rig:
-        rig = Rig(tmp_path, loop_name, config or ProxyConfig(), **options)
+        config = config or ProxyConfig()
+        if "no_cause" in request.fixturenames:
+            config = replace(config, limits=replace(config.limits, cause_wait_s=SHORT_S))
+        rig = Rig(tmp_path, loop_name, config, **options)
         made.append(rig)
         return rig
 

@@ -103,6 +103,7 @@ def test_request_that_runs_no_model_ends_no_batch(rig: Rig) -> None:
     assert client.message()[1] == b"done"
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_batch_learns_that_its_server_ended(rig: Rig) -> None:
     """Those of other clients are sent again. A batch first looks for the line that ended the server."""
     client = send_batch(rig)

@@ -12,6 +12,8 @@ from llamasup.queueing.unavailable import Unavailable, generation_ended
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status, streaming
 
+pytestmark = pytest.mark.usefixtures("no_cause")
+
 
 def test_stream_broken_between_events_ends_with_error_event_and_no_last_chunk(rig: Rig) -> None:
     client, child = streaming(rig)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from llamasup.proxy import ProxyConfig
+from llamasup.proxy.settings import Limits
 from llamasup.queueing.endpoint import Endpoint
 from tests.continuation.streams import PIECES, SERVERS, ChatServer, MessagesServer, framed
 from tests.proxy.conftest import MakeRig
@@ -169,7 +170,7 @@ def test_stopped_generation_continues_on_the_next_one(continuing: Rig) -> None:
 
 
 def test_waiting_stream_gets_comments(make_rig: MakeRig) -> None:
-    rig = set_continues(make_rig(ProxyConfig(stream_keepalive_s=0.05)))
+    rig = set_continues(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01), stream_keepalive_s=0.05)))
     client, child = begun(rig)
     child.close()
     await_queued(rig, 1)
@@ -182,7 +183,7 @@ def test_waiting_stream_gets_comments(make_rig: MakeRig) -> None:
 
 
 def test_stream_that_began_with_comments_is_continued(make_rig: MakeRig) -> None:
-    rig = set_continues(make_rig(ProxyConfig(stream_keepalive_s=0.05)))
+    rig = set_continues(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01), stream_keepalive_s=0.05)))
     client, child = rig.begin(post(CHAT, BODY))
     client.until(b": waiting\n\n")
     events = framed(FIRST.stream(PIECES))[:4]

@@ -579,6 +579,7 @@ def test_concurrent_limit_of_a_key(make_rig: MakeRig) -> None:
     assert status(second.message()[0]) == 200
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_quota_is_released_however_the_request_ends(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     leaver, child = rig.begin(chat(b"one"))

@@ -99,6 +99,7 @@ def test_slot_time_ends_when_the_client_leaves_and_tokens_are_estimated(rig: Rig
     assert record.tokens_estimated >= 100  # for the bytes of the prompt alone
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_slot_time_of_both_servers_counts(rig: Rig) -> None:
     """The first server ends without an answer, after most of the time."""
     client, child = rig.begin(post(CHAT, b'{"messages":[]}'))

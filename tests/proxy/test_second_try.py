@@ -355,7 +355,7 @@ def test_streams_are_not_held_for_their_json(rig: Rig) -> None:
 
 
 def test_stream_with_comments_goes_on_with_the_second_answer(make_rig: MakeRig, clock: Clock) -> None:
-    rig = set_repairs(make_rig(ProxyConfig(stream_keepalive_s=1.0)), TOOLS)
+    rig = set_repairs(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01), stream_keepalive_s=1.0)), TOOLS)
     client, child = begin(rig, request(stream=True))
     clock.pass_until_readable(client, 0.5)
     client.until(b"\n\n\r\n")
@@ -396,7 +396,7 @@ def test_first_answer_is_forwarded_if_the_generation_is_stopped(rig: Rig) -> Non
 
 
 def test_first_answer_is_forwarded_if_the_time_is_over(make_rig: MakeRig, clock: Clock) -> None:
-    rig = set_repairs(make_rig(ProxyConfig(request_timeout_s=30.0)))
+    rig = set_repairs(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01), request_timeout_s=30.0)))
     client, child = begin(rig, request(**JSON))
     child, _body = second_request(rig, child, BAD)
     clock.pass_s(31.0)
@@ -438,6 +438,7 @@ def test_administrator_can_cancel_a_second_attempt(rig: Rig) -> None:
     assert child.sees_the_end()
 
 
+@pytest.mark.usefixtures("no_cause")
 @pytest.mark.parametrize("next_is_node", [False, True])
 def test_first_answer_that_breaks_off_while_it_is_held_is_replayed(rig: Rig, *, next_is_node: bool) -> None:
     """What the next server answers is not mixed with the held part, also if it is not held."""

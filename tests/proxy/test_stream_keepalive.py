@@ -218,6 +218,7 @@ def test_answer_that_is_no_stream_is_an_error_event(keepalive_rig: Rig, response
     assert keepalive_rig.record().outcome == "error_event"
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_incomplete_error_answer_is_an_error_event(keepalive_rig: Rig) -> None:
     client, _ = waiting_stream(keepalive_rig)
     start_generation(keepalive_rig)

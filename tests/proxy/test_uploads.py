@@ -408,6 +408,7 @@ def test_invalid_upload_after_begin_of_answer_resets_the_answer(run: Rig) -> Non
     assert child.sees_the_end()
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_child_that_closes_during_upload_is_a_502(run: Rig) -> None:
     client = run.send(get(b"/v1/streams/lookup", b"Content-Length: 1000000", method=b"POST"), PART)
     child = run.accept()

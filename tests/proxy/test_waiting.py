@@ -16,7 +16,7 @@ from llamasup.proxy import ProxyConfig
 from llamasup.proxy.backend import ModelRoute
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint, Lease
-from llamasup.queueing.request_queue import GRACE_S, RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import NO_REPAIRS
 from tests.proxy.conftest import MakeRig
@@ -279,7 +279,7 @@ def test_request_that_crashes_two_generations_is_not_sent_a_third_time(rig: Rig)
     assert rig.call(lambda: len(rig.backend.waiting)) == 0
 
 
-def test_server_that_only_closes_connection_gets_request_once_more(rig: Rig) -> None:
+def test_server_that_only_closes_connection_gets_request_once_more(no_cause: float, rig: Rig) -> None:
     client, child = rig.begin(post(CHAT, b"precious"))
     child.close()
     again = rig.accept()
@@ -290,7 +290,7 @@ def test_server_that_only_closes_connection_gets_request_once_more(rig: Rig) -> 
     assert json.loads(body)["error"]["message"] == "llama-server closed the connection"
     record = rig.record()
     assert (record.outcome, record.generation) == ("upstream_failed", 1)
-    assert record.waited_s >= GRACE_S * 0.9
+    assert record.waited_s >= no_cause * 0.9
 
 
 def test_closing_connection_and_dead_server_count_as_one_attempt(rig: Rig) -> None:
@@ -385,6 +385,7 @@ def test_disconnect_while_waiting_for_next_generation_leaves_the_queue(rig: Rig)
     )
 
 
+@pytest.mark.usefixtures("no_cause")
 def test_request_waits_for_unreachable_server(rig: Rig) -> None:
     """For example without its socket file: supervision will start another server."""
     rig.stop_listening()

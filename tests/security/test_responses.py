@@ -63,6 +63,7 @@ ODD = {
 }
 
 
+@pytest.mark.usefixtures("no_cause")
 @pytest.mark.check("X9", "502, or a connection that breaks off: never a whole answer")
 @pytest.mark.parametrize("raw", ODD.values(), ids=ODD)
 def test_a_response_that_readers_differ_on_is_not_passed_on(rig: Rig, raw: bytes) -> None:
