@@ -1,4 +1,7 @@
-"""One session of Wine for all tests of a run; skipped where no Windows Python was prepared."""
+"""One session of Wine for all tests of a run; skipped where no Windows Python was prepared.
+
+Tests with ``runtime`` run with llama.cpp's own llama-server.exe and with the embedded runtime.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.extended.windows.wine import PATIENCE_S, Session, Windows
+from tests.extended.windows.wine import PATIENCE_S, Session, Windows, windows_path
 
 TIMEOUT_S = 6 * PATIENCE_S
 """A test makes several starts, each of which may take ``PATIENCE_S`` on a loaded machine."""
@@ -35,3 +38,13 @@ def session() -> Iterator[Session]:
 def windows(session: Session, tmp_path: Path) -> Iterator[Windows]:
     with Windows(session, tmp_path) as machine:
         yield machine
+
+
+@pytest.fixture(scope="session", params=["binary", "embedded"])
+def runtime(request: pytest.FixtureRequest, session: Session) -> str:
+    """What ``--runtime`` takes for each of the two real runtimes of Windows."""
+    if request.param == "embedded":
+        return "embedded"
+    if not session.llama_server.exists():
+        pytest.skip(f"{session.llama_server} is missing: scripts/windows-llama-server says why")
+    return windows_path(session.llama_server)

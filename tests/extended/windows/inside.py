@@ -74,14 +74,14 @@ class Session:
         found = []
         for process in psutil.process_iter():
             words = _argv(process)
-            if any(word.rpartition("\\")[2] in _OURS for word in words):
+            if not _OURS.isdisjoint(_names(words)):
                 found.append([process.pid, words])
         return found
 
     def servers(self, pid: int) -> list[int]:
-        """The embedded ones; a bundle becomes one by the argument ``embedded``."""
+        """The llama-servers below ``pid``. A bundle becomes one by the argument ``embedded``."""
         children = psutil.Process(pid).children()
-        return [child.pid for child in children if not _SERVERS.isdisjoint(_argv(child))]
+        return [child.pid for child in children if not _SERVERS.isdisjoint(_names(_argv(child)))]
 
     def open(self, path: str) -> None:
         """As programs do that do not let others rename or remove it."""
@@ -120,10 +120,9 @@ class Session:
             print(json.dumps(words), flush=True)
 
 
-_SERVERS = frozenset({"llamasup.embedded", "embedded"})
-_OURS = frozenset(
-    {"llamasup", "llamasup.exe", "llamasup.embedded", "exec_guardian_windows.py", "console_stop.py"}
-)
+_SERVERS = frozenset({"llama-server.exe", "llamasup.embedded", "embedded"})
+_PARTS = frozenset({"exec_guardian_windows.py", "console_stop.py"})
+_OURS = frozenset({"llamasup", "llamasup.exe", "llama-server.exe", "llamasup.embedded"}) | _PARTS
 
 
 def _argv(process: psutil.Process) -> list[str]:
@@ -131,6 +130,11 @@ def _argv(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except (psutil.Error, OSError):
         return []
+
+
+def _names(argv: list[str]) -> list[str]:
+    """Its words, of paths the last part."""
+    return [word.rpartition("\\")[2] for word in argv]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""llamasup on Windows, with its embedded runtime as a real llama.cpp server, under Wine."""
+"""llamasup on Windows, with each of the two runtimes as a real llama.cpp server, under Wine."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from tests.kit.hub import running_hub
 EVENTS = ("--port", "0", "--events", "jsonl")
 
 
-def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_model: Path) -> None:
+def test_a_run_serves_is_controlled_and_leaves_nothing(
+    windows: Windows, tiny_model: Path, runtime: str
+) -> None:
     model = windows.folder / "Meine Modelle" / "tïny model.gguf"
     model.parent.mkdir()
     shutil.copy(tiny_model, model)
     ready = windows.folder / "ready.json"
-    run = windows.start(
-        "run", model, "--port", "0", "--alias", "tiny", "--events", "jsonl", "--ready-file", ready
-    )
+    options = ("--alias", "tiny", "--runtime", runtime, "--ready-file", ready)
+    run = windows.start("run", model, *EVENTS, *options)
     url = run.event("ready")["url"]
     assert json.loads(ready.read_text())["url"] == url
     assert complete(url)["content"]
-    with httpx.stream(
-        "POST",
-        f"{url}/completion",
-        json={"prompt": "a", "n_predict": 4, "stream": True},
-        timeout=PATIENCE_S,
-        trust_env=False,
-    ) as stream:
-        assert [line for line in stream.iter_lines() if line][-1].startswith("data: ")
+    asked = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 4}
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+        answer = client.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        assert choice["message"]["content"]
+        with client.stream("POST", "/v1/chat/completions", json={**asked, "stream": True}) as stream:
+            *chunks, last = [line for line in stream.iter_lines() if line]
+    assert len(chunks) > 1
+    assert last == "data: [DONE]"
     assert 'llamasup_requests_total{code="200",model="tiny"' in get(f"{url}/metrics").text
 
     (served,) = json.loads(windows.control("ps", "--json"))["models"]
@@ -50,8 +53,10 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_mo
     eventually(lambda: windows.processes() == [])
 
 
-def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows, tiny_model: Path) -> None:
-    run = windows.start("run", tiny_model, *EVENTS)
+def test_a_crashed_server_is_restarted_and_the_request_answered(
+    windows: Windows, tiny_model: Path, runtime: str
+) -> None:
+    run = windows.start("run", tiny_model, *EVENTS, "--runtime", runtime)
     ready = run.event("ready")
     (child,) = windows.session.ask("servers", run.pid)
     windows.session.ask("terminate", child)
@@ -61,8 +66,9 @@ def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows
     assert run.wait() == 0
 
 
-def test_the_end_of_standard_input_stops_a_sidecar(windows: Windows, tiny_model: Path) -> None:
-    run = windows.start("run", tiny_model, "--sidecar")
+@pytest.mark.one_runtime
+def test_the_end_of_standard_input_stops_a_sidecar(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    run = windows.start("run", tiny_model, "--sidecar", "--runtime", runtime)
     assert complete(run.event("ready")["url"])["content"]
     run.close_stdin()
     assert run.event("stopped")
@@ -70,19 +76,22 @@ def test_the_end_of_standard_input_stops_a_sidecar(windows: Windows, tiny_model:
     assert windows.left() == []
 
 
-def test_the_end_of_the_parent_stops_it(windows: Windows, tiny_model: Path) -> None:
+@pytest.mark.one_runtime
+def test_the_end_of_the_parent_stops_it(windows: Windows, tiny_model: Path, runtime: str) -> None:
     parent = windows.python("-c", "import time; time.sleep(600)")
-    run = windows.start("run", tiny_model, *EVENTS, "--parent-pid", str(parent.pid))
+    run = windows.start("run", tiny_model, *EVENTS, "--runtime", runtime, "--parent-pid", str(parent.pid))
     run.event("ready")
     parent.terminate()
     assert run.event("stopped")
     assert run.wait() == 0
 
 
-def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, tiny_model: Path) -> None:
+def test_a_terminated_llamasup_leaves_no_process_and_no_file(
+    windows: Windows, tiny_model: Path, runtime: str
+) -> None:
     """TerminateProcess, which Windows has for SIGKILL, with a stream open."""
     ready_file = windows.folder / "ready.json"
-    run = windows.start("run", tiny_model, *EVENTS, "--ready-file", ready_file)
+    run = windows.start("run", tiny_model, *EVENTS, "--runtime", runtime, "--ready-file", ready_file)
     ready = run.event("ready")
     with (
         httpx.Client(timeout=PATIENCE_S, trust_env=False) as client,
@@ -101,8 +110,9 @@ def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, t
     eventually(lambda: windows.left() == [])
 
 
-def test_ctrl_c_stops_it(windows: Windows, tiny_model: Path) -> None:
-    run = windows.start("run", tiny_model, *EVENTS)
+@pytest.mark.one_runtime
+def test_ctrl_c_stops_it(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    run = windows.start("run", tiny_model, *EVENTS, "--runtime", runtime)
     run.event("ready")
     run.ctrl_c()
     assert run.event("stopped")
@@ -110,8 +120,9 @@ def test_ctrl_c_stops_it(windows: Windows, tiny_model: Path) -> None:
     assert windows.left() == []
 
 
-def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path) -> None:
-    runs = [windows.start("run", tiny_model, *EVENTS) for _ in range(2)]
+@pytest.mark.one_runtime
+def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    runs = [windows.start("run", tiny_model, *EVENTS, "--runtime", runtime) for _ in range(2)]
     ready = [run.event("ready") for run in runs]
 
     def code_of_ps() -> int:
@@ -173,8 +184,9 @@ def test_bad_input_has_its_exit_code(
     assert found == code
 
 
-def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Path) -> None:
-    run = windows.start("run", tiny_model, "--sidecar")
+@pytest.mark.one_runtime
+def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    run = windows.start("run", tiny_model, "--sidecar", "--runtime", runtime)
     run.event("ready")
     (folder,) = windows.folder.glob(f"**/{run.pid}-????????")
     user, users = windows.session.ask("rights", windows_path(folder))
@@ -186,12 +198,13 @@ def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Pa
     assert run.wait() == 0
 
 
-def test_plan_doctor_inspect_list_and_config(windows: Windows, tiny_model: Path) -> None:
-    plan = json.loads(windows.run("plan", tiny_model, "--json")[1])
-    assert plan["runtime"]["kind"] == "embedded"
+def test_plan_doctor_inspect_list_and_config(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    chosen = ("--runtime", runtime)
+    plan = json.loads(windows.run("plan", tiny_model, "--json", *chosen)[1])
+    assert plan["runtime"]["kind"] == ("embedded" if runtime == "embedded" else "binary")
     assert plan["memory"]["fits"]
     assert json.loads(windows.run("inspect", tiny_model, "--json")[1])["class"] == "decoder"
-    doctor = json.loads(windows.run("doctor", "--port", "0", "--json")[1])
+    doctor = json.loads(windows.run("doctor", "--port", "0", "--json", *chosen)[1])
     assert [check for check in doctor["checks"] if not check["ok"]] == []
     assert windows.run("list", tiny_model.parent)[0] == 0
     config = windows.folder / "config.yaml"

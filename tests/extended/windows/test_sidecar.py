@@ -23,17 +23,23 @@ subprocess.Popen(command, stdin=stdin).wait()
 """
 
 
-def test_kills_of_the_parent_leave_no_process_and_no_file(windows: Windows, tiny_model: Path) -> None:
-    kill_parents(windows, tiny_model, KILLS, windows_path(windows.session.python), "-m", "llamasup")
+def test_kills_of_the_parent_leave_no_process_and_no_file(
+    windows: Windows, tiny_model: Path, runtime: str
+) -> None:
+    python = windows_path(windows.session.python)
+    kill_parents(windows, tiny_model, KILLS, python, "-m", "llamasup", runtime=runtime)
 
 
-def kill_parents(windows: Windows, model: Path, count: int, *llamasup: str) -> None:
+def kill_parents(
+    windows: Windows, model: Path, count: int, *llamasup: str, runtime: str = "embedded"
+) -> None:
     """By the end of standard input or by --parent-pid; at the first event, or when the model is ready."""
 
     def kill(number: int) -> None:
         how, event = ("stdin", "pid")[number % 2], ("state", "ready")[number // 2 % 2]
         ready_file = windows.folder / f"ready{number}.json"
-        words = (*llamasup, "run", windows_path(model), "--ready-file", windows_path(ready_file))
+        options = ("--runtime", runtime, "--ready-file", windows_path(ready_file))
+        words = (*llamasup, "run", windows_path(model), *options)
         parent = windows.python("-c", PARENT, *words, how)
         parent.event(event)
         parent.terminate()

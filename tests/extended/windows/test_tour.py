@@ -58,9 +58,10 @@ def test_python_block_of_the_readme(windows: Windows) -> None:
     assert windows.left() == []
 
 
-def test_own_command_line_is_wrapped(windows: Windows, tiny_model: Path) -> None:
-    server = (windows.session.python, "-m", "llamasup.embedded", "-m", tiny_model, "--port", "0")
-    wrap = windows.start("wrap", *EVENTS[2:], "--", *server)
+def test_own_command_line_is_wrapped(windows: Windows, tiny_model: Path, runtime: str) -> None:
+    embedded = (windows.session.python, "-m", "llamasup.embedded")
+    server = embedded if runtime == "embedded" else (runtime,)
+    wrap = windows.start("wrap", *EVENTS[2:], "--", *server, "-m", tiny_model, "--port", "0")
     url = wrap.event("ready")["url"]
     assert get(f"{url}/props").json()["model_path"] == windows_path(tiny_model)
     wrap.ctrl_c()

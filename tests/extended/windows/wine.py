@@ -35,6 +35,7 @@ class Session:
 
     def __init__(self, python: Path) -> None:
         self.python = python.parent / "cpython" / "python.exe"
+        self.llama_server = python.parent / "llama-server" / "llama-server.exe"
         self._env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._env |= {"WINEPREFIX": str(_own_prefix(python.parent)), "WINEARCH": "win64"}
         self._env |= {"WINEDEBUG": "-all", "LANG": "C.UTF-8"}
