@@ -502,6 +502,14 @@ def test_server_without_ranges_sends_the_whole_file(puller: Puller, model: bytes
     assert puller.hub.parts() == []
 
 
+@pytest.mark.usefixtures("small_pieces")
+def test_long_answer_is_written_while_it_arrives(puller: Puller) -> None:
+    puller.hub.ranges = False
+    puller()
+    steps = [after - before for before, after in itertools.pairwise(puller.followed.done)]
+    assert max(steps) < 128 * KIB  # of 1 MiB: _WRITE_BYTES, and what one read of the socket adds
+
+
 def test_interrupted_download_without_ranges_starts_over(puller: Puller, model: bytes) -> None:
     puller.hub.ranges = False
     puller.hub.faults.append(Fault(NAME, times=0))
