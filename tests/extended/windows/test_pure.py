@@ -15,8 +15,7 @@ PARTS = 4
 @pytest.mark.parametrize("part", range(PARTS))
 def test_quick_tests_of_pure_modules_pass(windows: Windows, part: int) -> None:
     plugins = ("-p", "tests.extended.windows.pure_tests", "-p", "no:cacheprovider")
-    marks = ("-m", "not real and not slow")
-    run = windows.python("-m", "pytest", "-q", *plugins, *marks, *pure_tests()[part::PARTS], stdin="NUL")
+    run = windows.python("-m", "pytest", "-q", *plugins, *pure_tests()[part::PARTS], stdin="NUL")
     code, shown = run.wait(5 * PATIENCE_S), run.output()
     assert code == 0, shown + run.errors
     passed = re.search(r"^(\d+) passed", shown, re.M)
