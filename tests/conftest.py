@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -189,9 +190,9 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture(autouse=True)
-def one_failure_stays_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test that fails may not come to end what it has started: that would disturb those after it."""
+@contextmanager
+def one_failure_stays_one(item: pytest.Item, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End what a failed test has started, which would disturb the tests after it."""
     started: list[subprocess.Popen[bytes]] = []
     begin = subprocess.Popen.__init__
 
@@ -201,61 +202,71 @@ def one_failure_stays_one(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     yield
-    if request.node.stash.get(FAILED, False):
+    if item.stash.get(FAILED, False):
         for process in started:
             end_all(process)
 
 
-@pytest.fixture(scope="session")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """New folders, one after the other. ``mktemp`` would look through all there are for each new one."""
-    above = tmp_path_factory.mktemp("h")  # short: sockets lie below it
-    return (above / str(number) for number in count())
-
-
-def put_into(home: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have state, cache and run-time folders there: nothing of the user's is read or written."""
-    for name in ("run", "t"):
-        (home / name).mkdir(mode=0o700, parents=True)
-    for variable, folder in (
-        ("TMPDIR", home / "t"),  # short: without a login, run folders are there
-        ("XDG_STATE_HOME", home / "state"),
-        ("XDG_CACHE_HOME", cache),
-        ("XDG_RUNTIME_DIR", home / "run"),
-        ("XDG_CONFIG_HOME", home / "config"),
-        ("XDG_DATA_HOME", home / "data"),
-    ):
-        monkeypatch.setenv(variable, str(folder))
-
-
 @pytest.fixture(scope="session", autouse=True)
-def shared_folders(homes: Iterator[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests of a module share runs in folders of this process: other tests do not find it."""
+def homes(request: pytest.FixtureRequest) -> Iterator[Iterator[Path]]:
+    """New folders, one after the other. What the tests of a module share has the first one as its home.
+
+    Each of ten thousand tests pays for each fixture of this file: so there are few, with few arguments.
+    """
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    above = factory.mktemp("h")  # short: sockets lie below it
+    found = (above / str(number) for number in count())
     with pytest.MonkeyPatch.context() as monkeypatch:
-        put_into(next(homes), tmp_path_factory.getbasetemp() / "cache", monkeypatch)
-        yield
+        # Shared by all tests: asking a runtime what it can do takes 0.2 s each time.
+        monkeypatch.setenv("XDG_CACHE_HOME", str(factory.getbasetemp() / "cache"))
+        put_into(next(found), monkeypatch)
+        yield found
+
+
+@pytest.fixture
+def tmp_path(homes: Iterator[Path]) -> Path:
+    """In place of pytest's, which looks through all folders of the session for each new one."""
+    home = next(homes)
+    path = home.with_name(f"t{home.name}")
+    path.mkdir(mode=0o700)
+    return path
+
+
+def put_into(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have state and run-time folders there: nothing of the user's is read or written."""
+    for name in ("", "run", "t"):
+        (home / name).mkdir(mode=0o700)
+    for variable, folder in (
+        ("TMPDIR", "t"),  # short: without a login, run folders are there
+        ("XDG_STATE_HOME", "state"),
+        ("XDG_RUNTIME_DIR", "run"),
+        ("XDG_CONFIG_HOME", "config"),
+        ("XDG_DATA_HOME", "data"),
+    ):
+        monkeypatch.setenv(variable, f"{home}/{folder}")
+
+
+# Of the user and of systemd: no test gets these variables from outside, nor those that begin with LLAMA_.
+FROM_OUTSIDE = frozenset(
+    {"LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", "HF_TOKEN", "HF_TOKEN_PATH"}
+    | {"RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY"}
+)
 
 
 @pytest.fixture(autouse=True)
 def own_folders(
-    request: pytest.FixtureRequest,
-    homes: Iterator[Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """State, cache and run-time folders of this test alone: nothing of the user's is read or written.
-
-    The cache is shared by the tests of a session: asking a runtime what it can do takes 0.2 s each time.
-    """
+    """State and run-time folders of this test alone: nothing of the user's is read or written."""
     home = next(homes)
-    put_into(home, tmp_path_factory.getbasetemp() / "cache", monkeypatch)
+    put_into(home, monkeypatch)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: no test asks anybody out there
-    of_systemd = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY")
-    ours = ("LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", "HF_TOKEN", "HF_TOKEN_PATH")
     for variable in list(os.environ):
-        if variable in (*ours, *of_systemd) or variable.startswith("LLAMA_"):
+        if variable.startswith("LLAMA_") or variable in FROM_OUTSIDE:
             monkeypatch.delenv(variable)
-    yield home
-    if sys.platform == "linux" and not request.node.stash.get(FAILED, False):
+    with one_failure_stays_one(request.node, monkeypatch):
+        yield home
+    run_folders = home / "run" / "llamasup"
+    if run_folders.exists() and sys.platform == "linux" and not request.node.stash.get(FAILED, False):
         # The guardian of one that was killed clears its folder away a moment later.
-        eventually(lambda: not list((home / "run" / "llamasup").glob("*")), "an empty run-time folder")
+        eventually(lambda: not list(run_folders.glob("*")), "an empty run-time folder")
