@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 
-import openai
 import pytest
 
 from llamasup.queueing.unavailable import Unavailable, generation_ended
@@ -37,6 +36,8 @@ def test_stream_broken_within_event_is_reset(rig: Rig) -> None:
 
 
 def test_openai_client_raises_when_child_ends_during_stream(rig: Rig) -> None:
+    import openai  # takes 0.7 s, and every worker imports this module
+
     host, port = rig.address
     with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as user:
 
