@@ -57,17 +57,18 @@ class Stage:
     limit_s: int  # a fault can make the tests hang
 
 
-QUICK = "--ignore=tests/integration --ignore=tests/e2e --ignore=tests/real --ignore=tests/extended"
+NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
+QUICK = " ".join(["tests", *(f"--ignore=tests/{folder}" for folder in NOT_QUICK)])
 
 # Each stage runs only if the fault passes the stages before it. The stages own, room and own processes save
 # time; the others are those of scripts/test. The last one needs $LLAMASUP_TEST_SERVER.
 STAGES = (
     Stage("own", "-o timeout=180 {own}", 900),
     Stage("room", "-o timeout=180 -n WORKERS {room}", 1200),
-    Stage("quick", f"-o timeout=180 -n WORKERS tests {QUICK}", 2400),
+    Stage("quick", f"-o timeout=180 -n WORKERS {QUICK}", 2400),
     Stage("own processes", "-n WORKERS {own_processes}", 1200),
     Stage("processes", "-n WORKERS --dist worksteal tests/integration tests/e2e", 3600),
-    Stage("real", "-n WORKERS --dist worksteal tests/real", 3600),
+    Stage("real", "-n WORKERS --dist worksteal tests/real tests/clients", 3600),
 )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from scripts.mutants import NOT_MUTATED, STAGES, Outcome, arguments_for, own_tests, room_of, table
 from scripts.mutation import KINDS, Fault, applied, chosen, faults_of
+from scripts.stages import stages
 from tests.kit.paths import ROOT
 
 FILE = "llamasup/room/module.py"
@@ -160,6 +162,15 @@ def test_stage_without_tests_for_the_module_is_left_out(tmp_path: Path) -> None:
     assert words.pop("room") is None
     assert words.pop("own processes") is None
     assert all(words.values())
+
+
+def test_faults_meet_every_test_of_the_gate() -> None:
+    def folders(words: Iterable[str]) -> set[str]:
+        return {word for word in words if word.startswith(("tests", "--ignore"))}
+
+    gate = [folders(words) for stage in stages("test") for words in stage.commands if "pytest" in words]
+    assert gate
+    assert gate == [folders(stage.arguments.split()) for stage in STAGES if "{" not in stage.arguments]
 
 
 def test_modules_that_are_not_mutated_exist() -> None:
