@@ -33,6 +33,20 @@ def test_a_line_has_every_field_of_the_record_and_the_time() -> None:
     assert (read["context"], read["n_ctx"], read["n_prompt_tokens"]) == ("cut", 256, 25)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("queue_s", 1.2345678, 1.234567),
+        ("waited_s", 1.2345678, 1.234567),
+        ("first_byte_s", 1.2345678, 1.234567),
+        ("duration_s", 1.2345678, 1.234567),
+        ("tokens_per_s", 12.3456, 12.34),
+    ],
+)
+def test_numbers_are_cut_to_what_is_of_use(field: str, value: float, shown: float) -> None:
+    assert fields(**{field: value})[field] == shown
+
+
 def test_unknown_values_are_null() -> None:
     read = fields(first_byte_s=None, tokens_per_s=None, model="", client="", trace_id="")
     unknown = ("first_byte_s", "tokens_per_s", "model", "client", "trace_id", "context", "n_ctx")

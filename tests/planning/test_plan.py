@@ -561,6 +561,17 @@ def test_plan_gives_the_reason_for_not_locking_memory(changes: dict[str, Any], b
     assert because in reason(made, "--load-mode")
 
 
+def test_memory_is_locked_up_to_two_thirds_of_the_free_memory() -> None:
+    def with_available(size_bytes: int) -> LaunchPlan:
+        hardware = machine(memlock_limit_bytes=None, memory_available_bytes=size_bytes)
+        return planned(facts=UNPACKED_WEIGHTS, hardware=hardware, ctx_size=2048, extra=("--cache-ram", "0"))
+
+    most = with_available(28 * GIB).memory.total_bytes * 3 // 2
+    assert with_available(most).memory.available_bytes == most
+    assert "--load-mode" in with_available(most).argv
+    assert "--load-mode" not in with_available(most - 1).argv
+
+
 def without_prompt_cache(made: LaunchPlan) -> int:
     return made.memory.total_bytes - made.memory.prompt_cache_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -95,6 +96,19 @@ def test_the_picture_is_valid_and_names_each_candidate(found: Search) -> None:
 def test_the_picture_shows_what_was_taken() -> None:
     assert "taken" in picture(search(), "model")
     assert "taken" not in picture(search(ends=False), "model")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "labels"),
+    [
+        (1e9, ["0.25 ×", "0.5 ×", "0.67 ×", "0.83 ×", "1 ×", "1.2 ×", "1.5 ×", "2 ×", "4 ×"]),
+        (1.5, ["0.67 ×", "0.83 ×", "1 ×", "1.2 ×", "1.5 ×"]),
+        (1.01, ["1 ×"]),
+    ],
+)
+def test_axis_of_the_picture_reaches_as_far_as_the_ratios(ratio: float, labels: list[str]) -> None:
+    drawn = picture(observed(begin([ONE]), ONE, [math.log(ratio)]), "model")
+    assert re.findall(r'text-anchor="middle">([^<]+)<', drawn) == labels
 
 
 def test_an_enormous_ratio_stays_in_the_picture() -> None:
