@@ -24,7 +24,7 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(
     model.parent.mkdir()
     shutil.copy(tiny_model, model)
     ready = windows.folder / "ready.json"
-    options = ("--alias", "tiny", "--runtime", runtime, "--ready-file", ready)
+    options = ("--alias", "tiny", "--runtime", runtime, "--ready-file", ready, "--stop-timeout", "60")
     run = windows.start("run", model, *EVENTS, *options)
     url = run.event("ready")["url"]
     assert json.loads(ready.read_text())["url"] == url
@@ -51,6 +51,8 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(
     assert run.wait() == 0
     assert windows.left() == []
     eventually(lambda: windows.processes() == [])
+    (log,) = windows.folder.glob("**/logs/tiny.log")
+    assert "cleaning up before exit" in log.read_text()  # Ctrl-C reached it, so it was not killed
 
 
 def test_a_crashed_server_is_restarted_and_the_request_answered(
@@ -199,12 +201,14 @@ def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Pa
 
 
 def test_plan_doctor_inspect_list_and_config(windows: Windows, tiny_model: Path, runtime: str) -> None:
-    chosen = ("--runtime", runtime)
-    plan = json.loads(windows.run("plan", tiny_model, "--json", *chosen)[1])
-    assert plan["runtime"]["kind"] == ("embedded" if runtime == "embedded" else "binary")
+    """Without ``--runtime``: a llama-server.exe on PATH is found, and else the embedded runtime."""
+    folder, _, program = runtime.rpartition("\\")
+    windows.env["PATH"] = folder
+    plan = json.loads(windows.run("plan", tiny_model, "--json")[1])
+    assert plan["runtime"]["kind"] == ("binary" if program == "llama-server.exe" else "embedded")
     assert plan["memory"]["fits"]
     assert json.loads(windows.run("inspect", tiny_model, "--json")[1])["class"] == "decoder"
-    doctor = json.loads(windows.run("doctor", "--port", "0", "--json", *chosen)[1])
+    doctor = json.loads(windows.run("doctor", "--port", "0", "--json")[1])
     assert [check for check in doctor["checks"] if not check["ok"]] == []
     assert windows.run("list", tiny_model.parent)[0] == 0
     config = windows.folder / "config.yaml"
