@@ -71,8 +71,8 @@ def decide_context(
     if total is None and settings.ctx_size is None and prefers.server_defaults:
         total, why_total = capabilities.default_number("--ctx-size") or 0, "llama-server's own choice"
     if total == 0:
-        # b11434 gives the model's context to every slot [run]; builds before slots were "auto" divide it.
-        copies = parallel if _has_auto_slots(capabilities) and not unified else 1
+        # b11434 gives the model's context to every slot [run], b10068 divides it [run]. The option is between.
+        copies = parallel if capabilities.knows("--kv-unified-per-slot") and not unified else 1
         total = (model.context_length or _FALLBACK_CONTEXT) * copies
     if total is None:
         tokens, why = _per_request(model, settings, prefers, bounds)

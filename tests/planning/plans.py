@@ -19,7 +19,7 @@ from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help"
 BUILDS = tuple(sorted(path.stem for path in HELP.glob("*.txt")))
-OLD, MIDDLE, NEW = "0.2.90", "0.3.16", "b11434"  # 2024-08, 2025-08, 2026-11
+OLD, MIDDLE, JULY, NEW = "0.2.90", "0.3.16", "b10068", "b11434"  # 2024-08, 2025-08, 2026-07, 2026-11
 GIB = 1 << 30
 GPU = Device("CUDA0", "a GPU", 24 * GIB, 22 * GIB)
 SMALL_GPU = Device("CUDA0", "a GPU", 24 * GIB, 4 * GIB)  # holds a part of the layers

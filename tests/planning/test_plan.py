@@ -24,6 +24,7 @@ from tests.planning.plans import (
     BUILDS,
     GIB,
     GPU,
+    JULY,
     MIDDLE,
     NEW,
     OLD,
@@ -701,7 +702,7 @@ def test_derived_values_follow_the_users_arguments() -> None:
 
 
 def test_context_of_zero_is_the_models_own_context() -> None:
-    """For each slot, or for the one context that they share (b11434 [run]); older builds divide it."""
+    """For each slot, or for the one context that they share (b11434 [run]); b10068 and older divide it."""
     facts = model(context_length=4096)
     for build, extra, per_request, total in (
         (NEW, (), 4096, 4096),
@@ -709,6 +710,8 @@ def test_context_of_zero_is_the_models_own_context() -> None:
         (NEW, ("-no-kvu",), 4096, 16384),
         (NEW, ("-np", "-1"), 4096, 4096),
         (NEW, ("-kvu",), 4096, 4096),
+        (JULY, (), 4096, 4096),
+        (JULY, ("-np", "4"), 1024, 4096),
         (MIDDLE, (), 4096, 4096),
         (MIDDLE, ("-np", "4"), 1024, 4096),
     ):
