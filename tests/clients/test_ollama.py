@@ -187,7 +187,8 @@ def test_format_is_a_schema(client: Client) -> None:
     Reading.model_validate_json(answer.message.content or "")
     assert client.generate("caller", QUESTION, format=schema, options=few(num_predict=300)).response
     outside = {"$ref": "http://example.com/schema.json"}
-    assert "$ref" in refused(lambda: client.chat("tiny", HI, format=outside))
+    said = refused(lambda: client.chat("tiny", HI, format=outside))
+    assert "$ref" in said or outside["$ref"] in said  # b10068 names only the address
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -74,7 +74,8 @@ def response_to(connection: http.client.HTTPConnection, request: Request) -> Res
     headers = {(name.lower(), value) for name, value in answer.getheaders()}
     text = _VARIES.sub("_", text)
     if request.numbers:
-        text = re.sub(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
+        # A rate is infinite if the clock did not move meanwhile.
+        text = re.sub(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:inf|nan)\b)", "#", text)
     return Response(
         answer.status,
         frozenset((name, value) for name, value in headers if name not in _NOT_COMPARED),

@@ -48,7 +48,8 @@ def encoder(pooling: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(encoder: Path, runtime: str) -> Iterator[Llamasup]:
-    with llamasup(encoder, "--runtime", runtime) as running:
+    # With flash attention, a vector of b10068 depends on its place in the batch, in the second decimal.
+    with llamasup(encoder, "--runtime", runtime, "--flash-attn", "off") as running:
         running.wait_for("ready")
         yield running
         assert running.stop() == 0

@@ -12,9 +12,10 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from tests.extended.browser.conftest import Serve, card, show, sign_in
-from tests.extended.real.slowed import NOT_MAPPED, slowed
+from tests.extended.real.slowed import slowed
 from tests.kit.models import write_large_decoder
 from tests.kit.patience import PATIENCE_S, eventually
+from tests.kit.runtimes import not_mapped
 
 pytestmark = pytest.mark.one_runtime
 
@@ -30,9 +31,10 @@ def large(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_load_shows_its_percent_and_its_remaining_time(
-    serve: Serve, new_context: NewContext, large: Path
+    serve: Serve, new_context: NewContext, large: Path, runtime: str
 ) -> None:
-    served = {"large": {"path": str(large), "ctx_size": 512, "parallel": 1, "extra": list(NOT_MAPPED)}}
+    extra = list(not_mapped(runtime))
+    served = {"large": {"path": str(large), "ctx_size": 512, "parallel": 1, "extra": extra}}
     console = serve(served)
     page = sign_in(new_context(), console)
     model = card(page, "large")

@@ -15,10 +15,7 @@ import psutil
 
 from tests.e2e.driver import PATIENCE_S, children_of
 
-__all__ = ["NOT_MAPPED", "LoadedTooSoon", "Slowed", "retried", "slowed"]
-
-NOT_MAPPED = ("--load-mode", "none")
-"""A load that a signal stops at any megabyte. The kernel maps a whole file in one step."""
+__all__ = ["LoadedTooSoon", "Slowed", "retried", "slowed"]
 
 _READING_BYTES = 24 << 20  # more than the libraries of a Python process
 _STARTS_S, _LOADS_S = 0.02, 0.004

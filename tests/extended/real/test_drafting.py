@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 from llamasup.gguf.demo import demo_draft
 from llamasup.gguf.writer import write_gguf
+from llamasup.llama_server.help_text import Capabilities
 from tests.e2e.driver import llamasup, run_to_end
 from tests.kit import models, speculative
 from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.ports import free_port
 from tests.kit.tiny import tiny_decoder, tiny_keys, tiny_tensors
 
 STORY: dict[str, Any] = {
@@ -63,10 +66,21 @@ CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
 }
 
 
-def log_of_start(llama_server: str, *arguments: str) -> str:
-    """The log of llama-server until it listens."""
+def log_of_start(llama_server: str, *arguments: str, completes: bool = False) -> str:
+    """The log of llama-server until it listens, or, with ``completes``, has completed a text."""
+    port = free_port()
     child = subprocess.Popen(
-        [llama_server, "--ctx-size", "512", *arguments, "--host", "127.0.0.1", "--port", "0", "--offline"],
+        [
+            llama_server,
+            "--ctx-size",
+            "512",
+            *arguments,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--offline",
+        ],
         env={**os.environ, "LD_LIBRARY_PATH": str(Path(llama_server).parent)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -79,11 +93,14 @@ def log_of_start(llama_server: str, *arguments: str) -> str:
         for line in child.stderr:  # ends when the child does
             lines.append(line)
             if "listening on http" in line:
+                if completes:
+                    with suppress(httpx.HTTPError):  # it may abort
+                        httpx.post(f"http://127.0.0.1:{port}/completion", json=STORY, timeout=60)
                 break
     finally:
         child.kill()
-        child.communicate()
-    return "".join(lines)
+        _, rest = child.communicate()
+    return "".join(lines) + (rest if completes else "")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -148,11 +165,16 @@ def test_model_with_mtp_layers_drafts_for_itself(runtime: str, tmp_path: Path) -
     assert draft_timings(model, runtime)["draft_n"] > 0
 
 
-def test_other_architectures_with_mtp_layers_draft_for_themselves(llama_server: str, tmp_path: Path) -> None:
-    for name in ("qwen35", "glm4moe"):
-        model = tmp_path / f"{name}.gguf"
-        model.write_bytes(tiny_of(name))
-        assert draft_timings(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+def test_other_architectures_with_mtp_layers_draft_for_themselves(
+    name: str, llama_server: str, tmp_path: Path
+) -> None:
+    model = tmp_path / f"{name}.gguf"
+    model.write_bytes(tiny_of(name))
+    flags = ("-m", str(model), "--spec-type", "draft-mtp")
+    if "This GGUF does not support multimodal" in log_of_start(llama_server, *flags, completes=True):
+        pytest.skip("this build takes the input of these MTP layers for a picture, and aborts (b10068)")
+    assert draft_timings(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
 
 
 def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
@@ -173,8 +195,12 @@ def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path
     assert plan["memory"]["kv_bytes"] / (1 << 20) == pytest.approx(sum(sizes), rel=0.1)
 
 
-def test_llama_server_fit_measures_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
+def test_llama_server_fit_measures_the_context_of_mtp_layers(
+    llama_server: str, tmp_path: Path, capabilities: Capabilities
+) -> None:
     """Older builds did not (#28172). llamasup therefore leaves no room for it."""
+    if capabilities.knows("--mlock"):  # removed by #28334
+        pytest.skip("this build is older than #28172")
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     measured = "getting device memory data for the extra model"
@@ -201,8 +227,11 @@ def test_mtp_head_file_drafts_for_its_model_but_is_not_served_alone(
 
 
 def test_llama_server_detects_dflash_from_the_file_without_a_type_flag(
-    llama_server: str, tiny_model: Path, tmp_path: Path
+    llama_server: str, tiny_model: Path, tmp_path: Path, capabilities: Capabilities
 ) -> None:
+    types = capabilities.find("--spec-type")
+    if types is None or "draft-dspark" not in types.allowed:
+        pytest.skip("this build has no type but draft-dflash for such a file, and does not look into it")
     head = tmp_path / "dflash.gguf"
     head.write_bytes(speculative.draft_head("dflash"))
     log = log_of_start(llama_server, "-m", str(tiny_model), "--spec-draft-model", str(head))

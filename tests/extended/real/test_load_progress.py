@@ -24,12 +24,13 @@ from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Http
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process
-from tests.extended.real.slowed import NOT_MAPPED, LoadedTooSoon, retried, slowed
+from tests.extended.real.slowed import LoadedTooSoon, retried, slowed
 from tests.kit.models import write_large_decoder
 from tests.kit.patience import eventually
+from tests.kit.runtimes import not_mapped
 
 CHAT = {"model": "large", "prompt": "Once", "max_tokens": 2}
-OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--", *NOT_MAPPED)
+OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_clients_of_a_model_that_loads_see_how_far_it_is(
     runtime: str, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "STREAM_KEEPALIVE_S", 0.1)
-    entry = ModelEntry(path=str(large), ctx_size=512, parallel=1, max_queued=1, extra=NOT_MAPPED)
+    entry = ModelEntry(path=str(large), ctx_size=512, parallel=1, max_queued=1, extra=not_mapped(runtime))
     config = Config(models={"large": entry}, http=Http(stream_keepalive=True))
 
     def attempt() -> None:
@@ -136,7 +137,7 @@ def test_live_line_and_ps_show_how_far_the_load_is(runtime: str, large: Path) ->
     def attempt() -> None:
         master, slave = os.openpty()
         process = subprocess.Popen(
-            command("run", str(large), "--port", "0", "--runtime", runtime, *OPTIONS),
+            command("run", str(large), "--port", "0", "--runtime", runtime, *OPTIONS, *not_mapped(runtime)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=slave,
@@ -169,7 +170,7 @@ def test_live_line_and_ps_show_how_far_the_load_is(runtime: str, large: Path) ->
 
 @pytest.mark.one_runtime
 def test_next_load_of_a_file_is_estimated_from_its_first_moment_on(runtime: str, large: Path) -> None:
-    arguments = (large, "--runtime", runtime, *OPTIONS)
+    arguments = (str(large), "--runtime", runtime, *OPTIONS, *not_mapped(runtime))
     with llamasup_process(*arguments) as running:
         running.wait_for("ready")
         eventually(lambda: load(large).times, "the record of this load")

@@ -47,8 +47,8 @@ def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model
     assert service.answer() == 8
     main = machine.main(service.unit)
     assert main.uids().real not in (0, 65534)
-    (server,) = [process for process in machine.pids(service.unit) if "--load-mode" in process.cmdline()]
-    if "mmap+mlock" in server.cmdline():
+    (server,) = [process for process in machine.pids(service.unit) if "--model" in process.cmdline()]
+    if {"mmap+mlock", "--mlock"} & set(server.cmdline()):
         status = Path(f"/proc/{server.pid}/status").read_text()
         assert "VmLck:\t       0 kB" not in status  # LimitMEMLOCK=, and the call filter lets it
     seen = Path(f"/proc/{main.pid}/root/home")
