@@ -71,7 +71,7 @@ def decide_context(
     if total is None and settings.ctx_size is None and prefers.server_defaults:
         total, why_total = capabilities.default_number("--ctx-size") or 0, "llama-server's own choice"
     if total == 0:
-        # b11434 gives the model's context to every slot [run], b10068 divides it [run]. The option is between.
+        # b11434 gives the model's context to every slot, b10068 divides it [run]. The option is between them.
         copies = parallel if capabilities.knows("--kv-unified-per-slot") and not unified else 1
         total = (model.context_length or _FALLBACK_CONTEXT) * copies
     if total is None:

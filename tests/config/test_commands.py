@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith(("LLAMASUP_", "XDG_", "HF_", "LLAMA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LLAMASUP_RUNTIME", "/nonexistent/llama-server")
+    monkeypatch.setenv("LLAMASUP_RUNTIME", str(tmp_path / "missing" / "llama-server"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -45,9 +45,9 @@ def test_example_is_valid_on_a_machine_with_its_files(path: Path, machine: dict[
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_read_without_environment_variables(path: Path) -> None:
+def test_example_is_read_without_environment_variables(path: Path, tmp_path: Path) -> None:
     """``serve --config configs/X.yaml`` then reports the missing files."""
-    load(path, {"HOME": "/nonexistent"})
+    load(path, {"HOME": str(tmp_path / "missing")})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -444,10 +444,15 @@ def test_answer_of_another_program_is_a_control_error(
 
 # httpcore (1.0) leaves a Unix socket that could not be connected for the collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_missing_socket_is_an_error(tmp_path: Path) -> None:
+    address = ControlAddress(socket=str(tmp_path / "control.sock"))
+    with pytest.raises(NotRunning), ControlClient(address) as client:
+        client.status()
+
+
 @pytest.mark.parametrize(
     ("address", "error"),
     [
-        (ControlAddress(socket="/nonexistent/control.sock"), NotRunning),
         (ControlAddress(url="http://127.0.0.1:1"), NotRunning),
         (ControlAddress(url="ftp://127.0.0.1:1"), UsageInvalid),
         (ControlAddress(url="http://"), UsageInvalid),

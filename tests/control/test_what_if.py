@@ -89,8 +89,8 @@ def test_model_of_run_keeps_the_settings_of_its_command_line(it: Asked) -> None:
     assert (flag(planned, "--threads"), flag(planned, "--ctx-size")) == ("1", "512")
 
 
-def test_missing_file_is_reported(it: Asked) -> None:
-    it.spec = replace(it.spec, source="/nonexistent.gguf")
+def test_missing_file_is_reported(it: Asked, tmp_path: Path) -> None:
+    it.spec = replace(it.spec, source=str(tmp_path / "missing.gguf"))
     with pytest.raises(LlamasupError):
         it.plan()
 

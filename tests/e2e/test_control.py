@@ -242,13 +242,14 @@ def test_suspended_llamasup_does_not_block_commands_forever(running: Llamasup) -
         (("ps", "--url", "ftp://x"), 2, "is not a valid URL of a llamasup"),
         (("ps", "--url", "http://"), 2, "is not a valid URL of a llamasup"),
         (("ps", "--url", "127.0.0.1:1"), 69, "No llamasup answers at http://127.0.0.1:1"),
-        (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "/nonexistent"), 78, "cannot be read"),
+        (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "MISSING"), 78, "cannot be read"),
     ],
 )
 def test_impossible_commands_are_explained_in_one_sentence(
-    running: Llamasup, arguments: tuple[str, ...], code: int, says: str
+    running: Llamasup, arguments: tuple[str, ...], code: int, says: str, tmp_path: Path
 ) -> None:
-    done = run_to_end(*arguments)
+    missing = str(tmp_path / "missing")
+    done = run_to_end(*(missing if word == "MISSING" else word for word in arguments))
     assert (done.returncode, done.stdout) == (code, "")
     assert says in stderr_of(done)
 

@@ -115,7 +115,7 @@ def test_descriptor_limit_is_raised_only_for_llamasup(
         (["--tls-cert", "CHAIN"], 2, "--tls-cert without --tls-key"),
         (["--tls-key", "KEY"], 2, "--tls-key without --tls-cert"),
         (["--tls-cert", "KEY", "--tls-key", "CHAIN"], 78, "TLS cannot be served"),
-        (["--tls-cert", "/nonexistent", "--tls-key", "KEY"], 78, "No such file"),
+        (["--tls-cert", "MISSING", "--tls-key", "KEY"], 78, "No such file"),
         (["--tls-cert", "CHAIN", "--tls-key", "KEY", "--host", "/tmp/x.sock"], 2, "protects nothing"),  # noqa: S108
         (["--host", "127.0.0.1,0.0.0.0"], 78, "--host 0.0.0.0 can be reached"),
         (["--host", ","], 2, "names no address"),
@@ -124,9 +124,10 @@ def test_descriptor_limit_is_raised_only_for_llamasup(
     ],
 )
 def test_unusable_listen_options_are_refused_at_once(
-    tiny_model: Path, certificate: tuple[str, str], words: list[str], code: int, said: str
+    tiny_model: Path, certificate: tuple[str, str], tmp_path: Path, words: list[str], code: int, said: str
 ) -> None:
-    files = dict(zip(("CHAIN", "KEY"), certificate, strict=True))
+    paths = (*certificate, str(tmp_path / "missing"))
+    files = dict(zip(("CHAIN", "KEY", "MISSING"), paths, strict=True))
     done = run_to_end("run", str(tiny_model), "--port", "0", *(files.get(word, word) for word in words))
     assert done.returncode == code, done.stderr
     assert said in " ".join(done.stderr.split())

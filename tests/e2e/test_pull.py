@@ -160,13 +160,16 @@ def test_pull_of_several_models_continues_after_an_error(hub: Hub, folder: Path)
         (["org/repo:Q4_0", "--quant", "Q8_0"], 2),
         (["https://h/m.gguf", "--quant", "Q8_0"], 2),
         (["org/repo", "--endpoint", "nowhere"], 2),
-        (["org/repo", "--token-file", "/nonexistent"], 78),
+        (["org/repo", "--token-file", "MISSING"], 78),
         (["http://example.com/m.gguf"], 78),
         (["https://127.0.0.1:1/m.gguf"], 78),
     ],
 )
-def test_invalid_or_forbidden_references_are_refused(hub: Hub, arguments: list[str], code: int) -> None:
-    pulled(*arguments, code=code)
+def test_invalid_or_forbidden_references_are_refused(
+    hub: Hub, arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "missing")
+    pulled(*(missing if word == "MISSING" else word for word in arguments), code=code)
     assert hub.asked == []
 
 

@@ -180,18 +180,20 @@ def test_system_units_require_root(desk: Desk, tiny_model: Path) -> None:
         (["--run-as", "no such user"], 2, "There is no user 'no such user'"),
         (["--user", "--run-as", "root"], 2, "exclude each other"),
         (["--host", "0.0.0.0"], 78, "no API key is set"),
-        (["--api-key-file", "/nonexistent"], 78, "cannot be read"),
+        (["--api-key-file", "MISSING"], 78, "cannot be read"),
         (["--log-level", "loud"], 2, "'loud'"),
         (["--log-format", "xml"], 2, "'xml'"),
         (["--ctx-size", "many"], 2, "'many' is not a whole number"),
-        (["--mmproj", "/nonexistent.gguf"], 66, "--mmproj"),
+        (["--mmproj", "MISSING"], 66, "--mmproj"),
         (["two.gguf"], 2, "unexpected argument"),
     ],
 )
 def test_service_that_could_not_run_is_not_installed(
-    desk: Desk, tiny_model: Path, options: list[str], code: int, said: str
+    desk: Desk, tiny_model: Path, tmp_path: Path, options: list[str], code: int, said: str
 ) -> None:
-    done = desk.service("install", str(tiny_model), *RUNTIME, *options)
+    missing = str(tmp_path / "missing.gguf")
+    words = [missing if word == "MISSING" else word for word in options]
+    done = desk.service("install", str(tiny_model), *RUNTIME, *words)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr

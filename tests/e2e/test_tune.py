@@ -38,21 +38,28 @@ KEPT = Kept(
         (("--profile", "plain"), 2, "nothing to tune"),
         (("--for", "memory", "--profile", "latency"), 2, "contradicts"),
         (("--show", "--forget"), 2, "exclude each other"),
-        (("--access-log", "/nonexistent"), 2, "No such file"),
+        (("--access-log", "MISSING"), 2, "No such file"),
         (("--access-log", "/dev/null"), 2, "is not a file"),
         (("--access-log", __file__), 2, "no line has the tokens"),
-        (("--picture", "/nonexistent/picture.svg"), 71, "no writable folder /nonexistent"),
+        (("--picture", "MISSING/picture.svg"), 71, "no writable folder MISSING"),
         (("--threads", "0"), 2, "--threads"),
         (("--", "--no-such-flag"), 2, "--no-such-flag"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_started(
-    arguments: tuple[str, ...], code: int, says: str, tiny_model: Path, fake_server: Callable[..., str]
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     new_children = NewChildren()
-    done = run_to_end("tune", str(tiny_model), "--runtime", fake_server(), *arguments)
+    missing = str(tmp_path / "missing")
+    words = [word.replace("MISSING", missing) for word in arguments]
+    done = run_to_end("tune", str(tiny_model), "--runtime", fake_server(), *words)
     assert done.returncode == code, done.stderr
-    assert says in done.stderr
+    assert says.replace("MISSING", missing) in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert new_children() == []
 
@@ -71,7 +78,9 @@ def test_without_results_show_says_so(tiny_model: Path) -> None:
     assert json.loads(run_to_end("tune", str(tiny_model), "--show", "--json").stdout)["results"] == []
 
 
-def test_results_are_shown_and_forgotten(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_results_are_shown_and_forgotten(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
     runtime = fake_server()
     launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
     used = kept_for(launch, Changes((("--threads", "1"),)))
@@ -86,7 +95,7 @@ def test_results_are_shown_and_forgotten(tiny_model: Path, fake_server: Callable
     assert [one["used"] for one in listed] == [False, True]
     assert "another build" in listed[0]["why_not"]
     save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
-    without = run_to_end("tune", str(tiny_model), "--show", "--runtime", "/nonexistent").stdout
+    without = run_to_end("tune", str(tiny_model), "--show", "--runtime", str(tmp_path / "missing")).stdout
     assert "not used now: " in without
     done = run_to_end("tune", str(tiny_model), "--forget")
     assert "Forgot 1 result of " in done.stderr

@@ -127,13 +127,18 @@ def test_value_is_set(params: Any, words: str, path: str, expected: object) -> N
         ("--tensor-split", ",".join(["1"] * 400)),
         ("--spec-draft-sampling", "random"),
         ("--reasoning", "often"),
-        ("--api-key-file", "/nonexistent"),
-        ("--slot-save-path", "/nonexistent"),
     ],
 )
 def test_invalid_value_is_rejected(params: Any, spelling: str, value: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         given(params, spelling, value)
+    assert str(refused.value).startswith(f'error while handling argument "{spelling}": ')
+
+
+@pytest.mark.parametrize("spelling", ["--api-key-file", "--slot-save-path"])
+def test_missing_path_is_rejected(params: Any, spelling: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        given(params, spelling, str(tmp_path / "missing"))
     assert str(refused.value).startswith(f'error while handling argument "{spelling}": ')
 
 

@@ -115,7 +115,7 @@ def test_name_is_looked_up_on_path(tmp_path: Path) -> None:
 def test_llama_server_on_path_is_found_without_a_choice(tmp_path: Path) -> None:
     server = script(tmp_path / "bin" / "llama-server")
     for choice in (None, "auto"):
-        runtime = find(choice, tmp_path, PATH=f"/nonexistent:{server.parent}")
+        runtime = find(choice, tmp_path, PATH=f"{tmp_path / 'missing'}:{server.parent}")
         assert (runtime.path, runtime.origin) == (str(server), "llama-server on PATH")
 
 
@@ -167,8 +167,9 @@ def test_relative_entries_of_path_are_ignored(
 
 
 def test_error_without_any_runtime_names_two_remedies(tmp_path: Path, packages: dict[str, Path]) -> None:
-    error = refusal(None, tmp_path, PATH="/nonexistent")
-    assert "/nonexistent" in error.message
+    missing = str(tmp_path / "missing")
+    error = refusal(None, tmp_path, PATH=missing)
+    assert missing in error.message
     assert 'pip install "llamasup[embedded]"' in error.remedy
     assert "--runtime" in error.remedy
 

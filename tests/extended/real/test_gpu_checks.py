@@ -38,7 +38,8 @@ def test_the_checks_run_without_a_gpu(llama_server: str, tmp_path: Path) -> None
 
 
 def test_a_check_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    code, results, page = measured(tmp_path, "loading", "machine", runtime="/nonexistent/llama-server")
+    missing = str(tmp_path / "missing" / "llama-server")
+    code, results, page = measured(tmp_path, "loading", "machine", runtime=missing)
     assert code == 1
     assert "event did not come" in results["loading"]["problem"]
     assert results["machine"]["cpu"]

@@ -22,7 +22,7 @@ MOVING_ALIAS = "best"
 BROKEN: Sequence[str] = (
     "models: [",
     "modles: {}\n",
-    "models: {m0: {path: /nonexistent/m0.gguf}}\n",
+    "models: {m0: {path: missing/m0.gguf}}\n",
     "models: {m0: {path: demo, ctx_size: many}}\n",
     "models: {a: {path: demo, aliases: [same]}, b: {path: demo, aliases: [same]}}\n",
     "models: {m0: &anchor {path: demo}, m1: *anchor}\n",

@@ -182,8 +182,8 @@ def test_it_says_503_while_it_loads(start: Start, tmp_path: Path, free_port: int
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_an_unknown_flag_is_refused_before_anything_else() -> None:
-    ended = run_to_end("--model", "/nonexistent.gguf", "--mlock")
+def test_an_unknown_flag_is_refused_before_anything_else(tmp_path: Path) -> None:
+    ended = run_to_end("--model", str(tmp_path / "missing.gguf"), "--mlock")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "error: invalid argument: --mlock\n")
 
 
@@ -193,10 +193,11 @@ def test_without_a_model_it_says_so_instead_of_routing() -> None:
     assert ended.stderr.startswith("error: no model given: pass --model")
 
 
-def test_missing_model_ends_with_llama_cpps_message() -> None:
-    ended = run_to_end("--model", "/nonexistent.gguf", "--port", "0")
+def test_missing_model_ends_with_llama_cpps_message(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.gguf"
+    ended = run_to_end("--model", str(missing), "--port", "0")
     assert ended.returncode == 1
-    assert "failed to open GGUF file '/nonexistent.gguf'" in ended.stderr
+    assert f"failed to open GGUF file '{missing}'" in ended.stderr
     assert ended.stderr.rstrip().endswith("exiting due to model loading error")
 
 
