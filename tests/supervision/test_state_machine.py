@@ -310,6 +310,15 @@ def test_restart_during_a_load_starts_again_at_once() -> None:
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
+@pytest.mark.parametrize("asked", [lc.StartRequested(), lc.RestartRequested()])
+def test_request_during_a_stop_starts_again_after_the_exit(asked: lc.Event) -> None:
+    life = ready()
+    life(lc.StopRequested(), asked)
+    assert life.state() is State.DRAINING
+    life(lc.Drained(1))
+    assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
+
+
 def test_stop_cancels_a_restart() -> None:
     life = ready()
     life(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))
