@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llamasup.system.native import native
 from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from tests.e2e.driver import await_removed, seconds_until_gone
 from tests.kit.paths import ROOT
@@ -62,6 +63,18 @@ def test_guardian_removes_the_folder_of_a_killed_run() -> None:
         process.kill()
         await_removed(folder)
         seconds_until_gone([guardian])
+
+
+def test_sweep_finds_the_package_where_only_the_current_folder_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sys.path`` may have an empty word for it, and the sweep runs in another folder."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(native, "start_guardian", lambda _words, _fd, environ: given.append(environ))
+    monkeypatch.setattr(sys, "path", ["", *(path for path in sys.path if path and Path(path) != ROOT)])
+    Guardian(tmp_path).close()
+    (environ,) = given
+    assert environ["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
 
 
 def test_run_continues_if_the_guardian_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
