@@ -145,11 +145,11 @@ class Application:
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of the private socket, or one that the proxy forwards, which has fewer rights.
 
-        A route of Starlette also matches a path with a newline after it, so no path has such characters.
+        A route of Starlette also matches a path with a newline after it.
         """
         from_proxy = any(name == THROUGH_PROXY for name, _ in scope["headers"])
         asgi = self._public if from_proxy else self._private
-        if not scope["path"].isprintable():
+        if scope["path"].endswith("\n"):
             scope = {**scope, "path": "/"}  # which is no route
         await asgi(scope, receive, send)
 
