@@ -125,7 +125,7 @@ class FaultRun:
 
     def start_prompts(self, count: int) -> None:
         """Start ``count`` streams, and wait until the server computes the first prompt, which is a batch of
-        its own and takes seconds.
+        its own and takes seconds. Then suspend the server: it does not finish the batch before the fault.
         """
         server, before = self.server(), self.in_flight()
         began_cpu_s = _cpu_s(server)
@@ -138,6 +138,7 @@ class FaultRun:
         eventually(lambda: self.in_flight() - before == count)
         server.resume()
         eventually(lambda: _cpu_s(server) - began_cpu_s > 0.2)
+        server.suspend()
         assert not any(client.has_response for client in self.clients[-count:])
 
     def start_waiting_requests(self, count: int, server: psutil.Process) -> None:
