@@ -122,6 +122,9 @@ def test_clients_of_a_model_that_loads_see_how_far_it_is(
                 assert re.search(r"; \d+ % loaded, about \d+ s left$", error["message"])
 
             course += [next_progress(events) for _ in range(2)]
+            eventually(lambda: comments or answer.done(), "a comment in the stream")
+            if not comments:
+                raise LoadedTooSoon
             freed.set()
             assert answer.result(PATIENCE_S).endswith("data: [DONE]\n")
             check_course(course)
