@@ -88,8 +88,6 @@ class AccessPolicy:
         """
         if self.rules.transparent:
             return None
-        if b"%" in head.path and _CONTROL_CHARACTER.search(unquote_to_bytes(head.path)):
-            return HttpError(400, "the path contains a control character", cause="path_spelling")
         if head.authority not in self._accepted_hosts and (
             refusal := self._judge_host(head.authority, local_host)
         ):
@@ -179,6 +177,8 @@ class AccessPolicy:
         )
 
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:
+        if _CONTROL_CHARACTER.search(unquote_to_bytes(head.path)):
+            return HttpError(400, "the path contains a control character", cause="path_spelling")
         if self._trusted or (key is not None and key.controls):
             return key
         if self.console.decides(head):

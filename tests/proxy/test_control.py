@@ -73,12 +73,12 @@ def test_control_api_is_closed_over_tcp_without_a_control_key(
 
 
 @pytest.mark.check("X4", "400: no path has a control character, plain or encoded")
-@pytest.mark.parametrize("path", [b"/llamasup/v1/upgrade", b"/v1/models", b"/v1/chat/completions"])
+@pytest.mark.parametrize("path", [b"/llamasup/v1/upgrade", b"/llamasup/v1/models/tiny/load"])
 def test_path_with_a_control_character_is_refused(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
     client = rig.connect()
     for byte in (b"%%%02x" % byte for byte in (*range(0x20), 0x7F)):
-        for spelling in (path + byte, path[:-1] + byte + path[-1:], b"/" + byte + path):
+        for spelling in (path + byte, path[:-1] + byte + path[-1:], b"/llamasup/" + byte + path):
             client.send(get(spelling, b"x-api-key: admin", b"Content-Length: 0", method=b"POST"))
             assert cause_of(client, 400) == "path_spelling"
     assert nothing_was_forwarded(rig)
