@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".build" / "stages"
 CANNOT_RUN_HERE = 77
 SHOWN_LINES = 200  # of the output of a stage that failed
+SHOWN_TESTS = 20  # commands for one test each
 
 Level = Literal["check", "test", "all"]
 
@@ -252,6 +253,8 @@ def report(outcomes: Sequence[Outcome], seconds: float, console: Console) -> int
             f"failed: {outcome.stage.name}. Its output: {_log_of(outcome.stage).relative_to(ROOT)}. Again:"
         )
         again = [shlex.join(["scripts/test", test]) for test in outcome.failed_tests]
+        if len(again) > SHOWN_TESTS:
+            again[SHOWN_TESTS:] = [f"… and {len(again) - SHOWN_TESTS} more"]
         for line in again or [shlex.join(command) for command in outcome.stage.commands]:
             console.print(f"    {line}", markup=False)
     passed = len(outcomes) - len(failed) - sum(outcome.skipped for outcome in outcomes)
