@@ -79,9 +79,9 @@ def stages(level: Level) -> list[Stage]:
         Stage("types", [_tool("mypy"), _types_of_other_systems()]),
         Stage("imports", [_tool("lint-imports")]),
     ]
-    quick = _tests("tests", *(f"--ignore=tests/{folder}" for folder in _NOT_QUICK), workers=cores() + 1)
+    quick = _tests("tests", *_without(_NOT_QUICK), workers=cores() + 1)
     if level == "check":
-        return [*static, Stage("quick tests", [quick])]
+        return [*static, Stage("quick tests", [[*quick, *_without(_ROOMS_WITH_SOCKETS)]])]
     gate = [
         *static,
         Stage("quick tests", [[*quick, "--cov", "--cov-report="]]),
@@ -125,24 +125,24 @@ _COVERED = """
 pure=$("$0" scripts/import_contracts.py) &&
     "$0" -m coverage report --include="$pure" --fail-under=100 --skip-covered --show-missing
 """
+_WITH_BUILD = """
+LLAMASUP_TEST_SERVER=$(LLAMASUP_TEST_SERVER= scripts/llama-server "$0") || exit
+export LLAMASUP_TEST_SERVER
+exec "$@"
+"""
 _NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
+# Their tests are half of the time of the quick tests. `scripts/check llamasup/proxy` runs those of a room.
+_ROOMS_WITH_SOCKETS = ("control", "downloads", "fleet", "ollama", "proxy", "security", "service", "system")
+
+
+def _without(folders: Sequence[str]) -> list[str]:
+    return [f"--ignore=tests/{folder}" for folder in folders]
 
 
 def _only_all() -> list[Stage]:
     """What ``--all`` runs after the gate."""
     rest = {"LLAMASUP_TEST_CASES": "rest"}
     every = {"LLAMASUP_TEST_CASES": "all"}
-    elsewhere = [f"--ignore=tests/extended/{folder}" for folder in ("fleet", "windows")]
-    stages = []
-    for build in ("0.10092.0", "0.10068.0"):
-        stages += [
-            Stage(f"llama-server {build}", [["scripts/llama-server", build]], sets="LLAMASUP_TEST_SERVER"),
-            Stage(
-                f"contract with {build}",
-                [_tests("tests/real", "-m", "contract", "-k", "not embedded")],
-                needs="LLAMASUP_TEST_SERVER",
-            ),
-        ]
     made = [
         Stage("bundle", [["scripts/bundle"]], sets="LLAMASUP_TEST_BUNDLE"),
         Stage(
@@ -152,12 +152,20 @@ def _only_all() -> list[Stage]:
         ),
         Stage("Windows Python", [["scripts/windows-python"]], sets="LLAMASUP_WINDOWS_PYTHON"),
     ]
+    contract = _tests("tests/real", "-m", "contract", "-k", "not embedded")
     return [
-        *stages,
+        *(
+            Stage(f"contract with {build}", [["sh", "-c", _WITH_BUILD, build, *contract]])
+            for build in ("0.10092.0", "0.10434.0")
+        ),
         Stage("llama-server from source", [["scripts/llama-server", "source"]], sets="LLAMASUP_TEST_SERVER"),
         *(stage for stage in made if not os.environ.get(stage.sets or "")),
         Stage("other loop or runtime", [_tests("tests", "--ignore=tests/extended")], env=rest),
-        Stage("extended tests", [_tests("tests/extended", *elsewhere)], env=every),
+        Stage(
+            "extended tests",
+            [_tests("tests/extended", *_without(("extended/fleet", "extended/windows")))],
+            env=every,
+        ),
         Stage(
             "tests on Windows",
             [_tests("tests/extended/windows", "--maxfail", "3", workers=cores())],
@@ -191,7 +199,18 @@ def _types_of_other_systems() -> list[str]:
 def _tests(*arguments: str, workers: int = 0) -> list[str]:
     # Most tests wait more than they compute: two workers a core. A worker without work takes it from another.
     count = str(workers or 2 * cores())
-    return [sys.executable, "-m", "pytest", "-q", "-n", count, "--dist", "worksteal", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        count,
+        "--dist",
+        "worksteal",
+        "--durations=20",
+        *arguments,
+    ]
 
 
 def run(stage: Stage, env: dict[str, str], console: Console) -> Outcome:
