@@ -43,7 +43,7 @@ class Stage(NamedTuple):
     commands: Sequence[Sequence[str]]
     env: Mapping[str, str] = {}
     sets: str | None = None
-    """The environment variable that gets the last line of the output, for the stages after this one."""
+    """The environment variable that gets the last line of standard output, for the stages after this one."""
     needs: str | None = None
     """The environment variable without which the stage is skipped."""
 
@@ -220,11 +220,11 @@ def run(stage: Stage, env: dict[str, str], console: Console) -> Outcome:
         return Outcome(stage, [], "")
     log = _log_of(stage)
     began_s = time.monotonic()
-    with log.open("wb") as output, console.status(stage.name) as status:
+    result = log.with_suffix(".result")
+    with log.open("wb") as output, result.open("wb") as printed, console.status(stage.name) as status:
+        stdout = output if stage.sets is None else printed
         children = [
-            subprocess.Popen(
-                command, cwd=ROOT, env={**env, **stage.env}, stdout=output, stderr=subprocess.STDOUT
-            )
+            subprocess.Popen(command, cwd=ROOT, env={**env, **stage.env}, stdout=stdout, stderr=output)
             for command in stage.commands
         ]
         for child in children:
@@ -237,7 +237,7 @@ def run(stage: Stage, env: dict[str, str], console: Console) -> Outcome:
         stage, [child.returncode for child in children], log.read_text("utf-8", errors="replace")
     )
     if stage.sets is not None and not any(outcome.exit_codes):
-        env[stage.sets] = outcome.output.rstrip().rpartition("\n")[2]
+        env[stage.sets] = result.read_text("utf-8").rstrip().rpartition("\n")[2]
     verdict = "FAILED  " if outcome.failed else "skipped " if outcome.skipped else ""
     console.print(f"{stage.name:<28} {seconds:6.1f} s  {verdict}{outcome.counts}")
     return outcome

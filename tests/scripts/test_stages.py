@@ -54,7 +54,9 @@ def test_one_failed_command_of_several_fails_the_stage_and_is_shown(console: Con
 
 
 def test_exit_code_77_skips_the_stage_and_those_that_need_its_result(console: Console) -> None:
-    made = Stage("bundle", [python("print('strip is missing'); exit(77)")], sets="BUNDLE")
+    made = Stage(
+        "bundle", [python("import sys; print('strip is missing', file=sys.stderr); exit(77)")], sets="BUNDLE"
+    )
     env: dict[str, str] = {}
     outcomes = [
         run(stage, env, console) for stage in (made, Stage("its tests", [python("exit(1)")], needs="BUNDLE"))
@@ -66,7 +68,15 @@ def test_exit_code_77_skips_the_stage_and_those_that_need_its_result(console: Co
 
 def test_last_line_of_a_stage_is_the_variable_of_the_stages_after_it(console: Console) -> None:
     env: dict[str, str] = {}
-    run(Stage("build", [python("print('Building'); print('/built/program')")], sets="PROGRAM"), env, console)
+    run(
+        Stage(
+            "build",
+            [python("import sys; print('Built.', file=sys.stderr); print('/built/program')")],
+            sets="PROGRAM",
+        ),
+        env,
+        console,
+    )
     assert env == {"PROGRAM": "/built/program"}
 
 

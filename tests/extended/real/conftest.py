@@ -1,3 +1,4 @@
 from tests.e2e.conftest import fork_server
+from tests.real.conftest import capabilities
 
-__all__ = ["fork_server"]
+__all__ = ["capabilities", "fork_server"]

@@ -181,7 +181,7 @@ def test_next_load_of_a_file_is_estimated_from_its_first_moment_on(runtime: str,
         assert running.stop() == 0
     (times,) = (history := load(large)).times
     assert times.weights_bytes >= 0.9 * large.stat().st_size
-    assert times.total_s > times.weights_s > 0.0
+    assert times.total_s > times.weights_s >= 0.0  # 0: the whole file came between two looks
 
     # As from a machine that took longer for each stage than any machine may pause here: a speed that was
     # measured before the first event cannot hide it.
