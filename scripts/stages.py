@@ -271,7 +271,7 @@ def report(outcomes: Sequence[Outcome], seconds: float, console: Console) -> int
         console.print(
             f"failed: {outcome.stage.name}. Its output: {_log_of(outcome.stage).relative_to(ROOT)}. Again:"
         )
-        again = [shlex.join(["scripts/test", test]) for test in outcome.failed_tests]
+        again = [shlex.join([_runs(test), test]) for test in outcome.failed_tests]
         if len(again) > SHOWN_TESTS:
             again[SHOWN_TESTS:] = [f"… and {len(again) - SHOWN_TESTS} more"]
         for line in again or [shlex.join(command) for command in outcome.stage.commands]:
@@ -279,6 +279,11 @@ def report(outcomes: Sequence[Outcome], seconds: float, console: Console) -> int
     passed = len(outcomes) - len(failed) - sum(outcome.skipped for outcome in outcomes)
     console.print(f"{passed} stages passed, {len(failed)} failed, in {seconds / 60:.1f} min")
     return 1 if failed else 0
+
+
+def _runs(test: str) -> str:
+    """The script for a test: Ray has an environment of its own."""
+    return "scripts/test_fleet" if test.startswith("tests/extended/fleet/") else "scripts/test"
 
 
 def main(arguments: Sequence[str]) -> int:

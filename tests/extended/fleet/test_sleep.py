@@ -32,7 +32,7 @@ def test_idle_replica_unloads_its_model_and_the_next_request_loads_it_there(rig:
             (server,) = rig.llama_servers()
             actor, llamasup = actor_and_llamasup(server)
             await rig.until(lambda: states_of(rig) == {MODEL: "asleep"}, "the sleep of the replica")
-            assert not rig.llama_servers()
+            await rig.until(lambda: not rig.llama_servers(), "the end of its llama-server")
             await rig.ask(client, outcome)
             assert outcome.complete == 2, (outcome.cut, outcome.refused)
             (server,) = rig.llama_servers()
