@@ -152,6 +152,9 @@ def _only_all() -> list[Stage]:
         ),
         Stage("Windows Python", [["scripts/windows-python"]], sets="LLAMASUP_WINDOWS_PYTHON"),
     ]
+    fleet = [Stage("tests of a fleet", [["scripts/test_fleet", "-m", "not extended"]])]
+    if os.environ.get("LLAMASUP_TEST_FLEET") == "0":
+        fleet = []
     contract = _tests("tests/real", "-m", "contract", "-k", "not embedded")
     return [
         *(
@@ -172,7 +175,7 @@ def _only_all() -> list[Stage]:
             env=every,
             needs="LLAMASUP_WINDOWS_PYTHON",
         ),
-        Stage("tests of a fleet", [["scripts/test_fleet", "-m", "not extended"]]),
+        *fleet,
     ]
 
 
