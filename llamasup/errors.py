@@ -6,6 +6,7 @@ The sections follow who can act on an error: the user, the model file, the machi
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "ModelUnknown",
     "NotAllowed",
     "NotRunning",
+    "NothingWritable",
     "OutputFailed",
     "PortInUse",
     "PortNotAllowed",
@@ -43,12 +45,34 @@ __all__ = [
     "ServerFailed",
     "ServiceManagerFailed",
     "Stopping",
+    "TasksExhausted",
     "TuningFailed",
     "UnitNotOurs",
     "UnsafeBind",
     "UsageInvalid",
     "WorkerMissing",
 ]
+
+
+_ERRNO = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
+# A word that is written as it is: a name of a file, an option, a command.
+_VERBATIM = re.compile(r"llamasup\b|rights=|chmod\b|\S*[./_=]\S")
+# A command to copy: a full stop would be copied, too.
+_ENDS_WITH_COMMAND = re.compile(r": (?:llamasup|chmod|pip|ln) [^:]*$|\./\S*$")
+
+
+def without_errno(text: str) -> str:
+    """The text without the numbers that the operating system gives its errors."""
+    return _ERRNO.sub("", text) if "rr" in text else text
+
+
+def as_sentence(remedy: str) -> str:
+    """The remedy with a capital letter and a full stop."""
+    if not remedy:
+        return ""
+    if not _VERBATIM.match(remedy):
+        remedy = remedy[0].upper() + remedy[1:]
+    return remedy if remedy.endswith((".", "?", "!")) or _ENDS_WITH_COMMAND.search(remedy) else f"{remedy}."
 
 
 class LlamasupError(Exception):
@@ -70,9 +94,9 @@ class LlamasupError(Exception):
         lines: tuple[str, ...] = (),
         details: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = without_errno(message)
+        super().__init__(self.message)
+        self.remedy = as_sentence(remedy)
         self.lines = lines
         self.details = details
 
@@ -198,6 +222,21 @@ class FolderUnusable(LlamasupError):
 
     exit_code = 71
     cause = "folder_unusable"
+
+
+class TasksExhausted(LlamasupError):
+    """No further thread or process can be started."""
+
+    exit_code = 71
+    http_status = 503
+    cause = "tasks_limit"
+
+
+class NothingWritable(FolderUnusable):
+    """No folder for the sockets and other files of a run can be used."""
+
+    exit_code = 73
+    cause = "nothing_writable"
 
 
 class FleetUnusable(LlamasupError):

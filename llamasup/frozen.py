@@ -9,8 +9,6 @@ from importlib import import_module
 
 from llamasup.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
 
-__all__ = ["main"]
-
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _LIBRARY_PATH_BEFORE = "LD_LIBRARY_PATH_ORIG"
 _OF_PYINSTALLER = "_PYI_"

@@ -75,9 +75,9 @@ def _table(title: str, about: str, rows: Iterable[Row]) -> str:
         "| key | takes | default | |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| `{row.key}` | {_cell(row.takes)} | {_cell(row.default)} | {_cell(row.about)} |" for row in rows
-    ]
+    for row in rows:
+        about = _cell(row.about) + ("" if row.is_safe else " ¹")
+        lines.append(f"| `{row.key}` | {_cell(row.takes)} | {_cell(row.default)} | {about} |")
     return "\n".join(lines)
 
 

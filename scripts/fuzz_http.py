@@ -2,7 +2,8 @@
 
 The first argument is the time in seconds. Run it with scripts/fuzz.
 
-Paths use every spelling that a server could accept, with a key whose limit is used up (X8). The grammars and
+Paths use every spelling that a server could accept, with a key whose limit is used up (X8), and paths of the
+control API with each right (X4). The grammars and
 the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. For a
 finding, the script prints a minimal input and exits with 1.
 """
@@ -26,8 +27,10 @@ from tests.http.test_body_scan import counted_as_the_oracle_counts
 from tests.kit.bodies import LABELS, bodies
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
+from tests.security.control_paths import KEYS, reaches_no_more_than_its_right
 from tests.security.grammar import (
     bodiless_responses,
+    control_requests,
     cut,
     repeated_requests,
     repeated_responses,
@@ -81,6 +84,12 @@ def jobs_are_counted(circuit: Circuit, data: st.DataObject) -> None:
     counted_as_the_oracle_counts(body, label, cuts)
 
 
+def control_gives_no_more_than_a_right(circuit: Circuit, data: st.DataObject) -> None:
+    """The paths of the control API, as the proxy and the control application read them. Nothing is sent."""
+    circuit.records.clear()
+    reaches_no_more_than_its_right(*data.draw(control_requests()), data.draw(st.sampled_from(KEYS)))
+
+
 _CHECKS: tuple[Check, ...] = (
     read_as_h11_does,
     read_as_h11_does_again,
@@ -90,6 +99,7 @@ _CHECKS: tuple[Check, ...] = (
     bodiless_and_then_right,
     limited_in_any_spelling,
     jobs_are_counted,
+    control_gives_no_more_than_a_right,
 )
 
 

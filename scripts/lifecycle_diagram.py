@@ -9,7 +9,6 @@ a warm-up, with and without kept slots, and with and without another try after a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from llamasup.supervision import states  # noqa: E402
 from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
 from llamasup.supervision.state_machine import TABLE, advance  # noqa: E402
 from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
-from scripts.pages import keep_current  # noqa: E402
+from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"
 MARKS = "<!-- states: scripts/lifecycle_diagram.py -->", "<!-- end of states -->"
@@ -67,7 +66,8 @@ def events_at(instance: Instance) -> Iterator[Event]:
 
 def alike(instance: Instance) -> Instance:
     """``instance`` without the fields that do not affect later transitions."""
-    crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # further ones make no difference
+    # Further ones make no difference, and their generations make none.
+    crashes = tuple((at_s, 1) for at_s, _ in instance.crashes[: RestartPolicy().most_crashes + 1])
     return replace(instance, generation=1, timer_id=1, restarts=0, last=None, crashes=crashes)
 
 
@@ -97,13 +97,5 @@ def diagram() -> str:
     return "\n".join([*lines, "```"])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--doc", type=Path, default=DOC)
-    options = parser.parse_args()
-    return keep_current(options.doc, MARKS, diagram(), check=options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(__doc__, DOC, MARKS, diagram))

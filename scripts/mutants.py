@@ -33,8 +33,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.import_contracts import pure_files  # noqa: E402
 from scripts.mutation import Fault, applied, chosen, faults_of  # noqa: E402
+from scripts.pure_modules import pure_files  # noqa: E402
 
 NOT_MUTATED = (
     "llamasup/embedded/",  # a program of its own

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["keep_current", "renewed", "write_between"]
+__all__ = ["keep_current", "main_of", "renewed", "write_between"]
 
 Marks = tuple[str, str]
 
@@ -42,3 +44,14 @@ def keep_current(path: Path, marks: Marks, text: str, *, check: bool) -> int:
         return 1
     path.write_text(new, "utf-8")
     return 0
+
+
+def main_of(description: str | None, doc: Path, marks: Marks, text: Callable[[], str]) -> int:
+    """The command of a script that keeps ``text`` current in a page. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--doc", type=Path, default=doc)
+    options = parser.parse_args()
+    return keep_current(options.doc, marks, text(), check=options.check)

@@ -6,7 +6,6 @@ python scripts/phases_table.py --check    exit code 1 if it is outdated
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.proxy.phases import PHASES, longest_s  # noqa: E402
 from llamasup.proxy.settings import Limits  # noqa: E402
-from scripts.pages import keep_current  # noqa: E402
+from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "proxy.md"
 MARKS = "<!-- phases: scripts/phases_table.py -->", "<!-- end of phases -->"
@@ -30,13 +29,5 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--doc", type=Path, default=DOC)
-    options = parser.parse_args()
-    return keep_current(options.doc, MARKS, table(), check=options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(__doc__, DOC, MARKS, table))

@@ -8,7 +8,6 @@ The script computes the diagram: it applies every event to every reachable model
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from llamasup.pool import model_states as states  # noqa: E402
 from llamasup.pool.model_states import Event, Model, ModelState, Processes  # noqa: E402
 from llamasup.pool.model_table import TABLE, Place, advance_model, is_stale, place_of  # noqa: E402
 from llamasup.queueing.unavailable import Unavailable  # noqa: E402
-from scripts.pages import keep_current  # noqa: E402
+from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"
 MARKS = "<!-- pool states: scripts/pool_diagram.py -->", "<!-- end of pool states -->"
@@ -134,13 +133,5 @@ def diagram() -> str:
     return "\n".join([*lines, "```"])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--doc", type=Path, default=DOC)
-    options = parser.parse_args()
-    return keep_current(options.doc, MARKS, diagram(), check=options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(__doc__, DOC, MARKS, diagram))

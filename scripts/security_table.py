@@ -1,6 +1,7 @@
-"""Writes the table of docs/security.md from the tests' own ``check`` markers: check → test → outcome.
+"""Writes the tables of docs/security.md: what each right reaches, and check → test → outcome.
 
-The script only parses the tests: a test that checks a promise has a marker for it. ``--check`` only compares.
+The first is made of ``tests/security/reach.py``, whose rows a test tries. The second is made of the tests'
+own ``check`` markers; the script only parses the tests. ``--check`` only compares.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.pages import keep_current  # noqa: E402
+from tests.security.reach import REACH, RIGHTS  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "security.md"
+REACH_MARKS = "<!-- reach: scripts/security_table.py -->", "<!-- end of reach -->"
 MARKS = "<!-- checks: scripts/security_table.py -->", "<!-- end of checks -->"
 
 PROMISES = {
@@ -90,6 +93,15 @@ def all_checks() -> list[Check]:
     return [check for path in paths if "mark.check(" in path.read_text("utf-8") for check in checks_in(path)]
 
 
+def reach_table() -> str:
+    """What each right reaches, as Markdown."""
+    lines = [f"| | {' | '.join(RIGHTS)} |\n|---|{'---|' * len(RIGHTS)}\n"]
+    for thing in REACH:
+        cells = ("yes" if right in thing.rights else "–" for right in RIGHTS)
+        lines.append(f"| {thing.what} | {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
 def table(checks: list[Check]) -> str:
     """Markdown: a section for each promise. Raises KeyError for a promise that there is not."""
     order = list(PROMISES)
@@ -115,7 +127,9 @@ def main() -> int:
     options.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 if the table is outdated"
     )
-    return keep_current(DOCUMENT, MARKS, table(all_checks()), check=options.parse_args().check)
+    check = options.parse_args().check
+    tables = ((REACH_MARKS, reach_table()), (MARKS, table(all_checks())))
+    return max(keep_current(DOCUMENT, marks, text, check=check) for marks, text in tables)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """``llamasup serve`` with 8 models in memory for 2 to 3, under random load and random changes.
 
-Clients request models by name. Meanwhile the script kills processes, replaces model files, edits and breaks
-the config, and loads and unloads models. It checks every answer: each version of each model has its own
-words, so it detects an answer of the wrong model or of a replaced file. Exit code 1 if an answer is wrong,
-missing or cut without an error event, if memory or processes disagree with the status, or if anything is left
-behind.
+Clients request models by name. One key sends more requests at once than the queue holds, and some requests
+make their llama-server abort: both must cost the other clients nothing. Meanwhile the script kills processes,
+replaces model files, edits and breaks the config, and loads and unloads models. It checks every answer: each
+version of each model has its own words, so it detects an answer of the wrong model or of a replaced file.
+Exit code 1 if an answer is wrong, missing or cut without an error event, if memory or processes disagree with
+the status, or if anything is left behind.
 
     python scripts/stress_models.py [--minutes 10] [--runtime PATH|embedded …] [--seed N] [--docs PAGE]
 

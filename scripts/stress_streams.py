@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.pages import write_between
 from tests.extended.real.continued_streams import Outcomes, kill_in_streams
 
-# More than 64 kills a minute would exceed the budget of second attempts (queueing/retry_budget.py).
 INTERVAL_S = 1.0
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "continuation.md"
 MARKS = "<!-- streams: scripts/stress_streams.py --write -->", "<!-- /streams -->"

@@ -5,7 +5,7 @@ import pickle
 from llamasup import errors
 from llamasup.errors import ConfigInvalid, LlamasupError, ServerFailed
 
-EXIT_CODES = {2, 65, 66, 69, 70, 71, 75, 77, 78}  # docs/design.md, and 70 for a bug of llamasup
+EXIT_CODES = {2, 65, 66, 69, 70, 71, 73, 75, 77, 78}  # docs/design.md, and 70 for a bug of llamasup
 
 
 def test_every_error_has_exit_code_of_contract_status_and_cause() -> None:

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from llamasup.http.address import Address, UnixAddress
 from llamasup.http.httpx_import import httpx
-
-__all__ = ["Access"]
+from llamasup.http.unix_transport import UnixTransport
 
 # A request may wait for a load, and a long prompt sends nothing for minutes.
 _TIMEOUT = httpx.Timeout(None, connect=10.0)
@@ -31,9 +30,10 @@ class Access(Struct, frozen=True):
         return httpx.Client(transport=httpx.HTTPTransport(**self._transport_options()), **self._options())
 
     def async_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(**self._transport_options()), **self._options()
-        )
+        options = self._transport_options()
+        path = options["uds"]
+        transport = httpx.AsyncHTTPTransport(**options) if path is None else UnixTransport(path)
+        return httpx.AsyncClient(transport=transport, **self._options())
 
     def _options(self) -> dict[str, Any]:
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}

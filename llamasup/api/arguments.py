@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-__all__ = ["ModelArguments"]
-
 
 class ModelArguments(TypedDict, total=False):
     """The settings of a model as in a config (docs/configuration.md); times in seconds. None: unset."""

@@ -19,8 +19,6 @@ from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
 from llamasup.supervision.events import Bus, PublishedEvent, Ready
 
-__all__ = ["AsyncServer", "begin", "ended"]
-
 
 class AsyncServer:
     """The result of ``async with llamasup.serve(…)``. Use it only in the loop that started it.

@@ -19,11 +19,9 @@ from llamasup.config.reading import read_text
 from llamasup.downloads.reference import is_reference
 from llamasup.errors import UsageInvalid
 from llamasup.models.names import file_id
-from llamasup.planning.facts import DEMO
+from llamasup.planning.demo import DEMO
 from llamasup.settings.model import OF_NAME, ModelEntry
 from llamasup.system.storage.paths import expanded
-
-__all__ = ["ConfigInputs", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
 
 
 class ConfigInputs:

@@ -23,8 +23,6 @@ from llamasup.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.service.serve import ServeOptions, serve_options
 from llamasup.system.storage.paths import require_folders
 
-__all__ = ["Serving", "serve"]
-
 
 def serve(
     model: str | Path | None = None,

@@ -22,19 +22,10 @@ from llamasup.auth.keys import ApiKey, KeyLimits, digest_of
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.system.text import did_you_mean
 
-__all__ = [
-    "KeyLine",
-    "checked_models",
-    "checked_name",
-    "key_line",
-    "read_key_lines",
-    "stored_form",
-    "without_line",
-]
-
 _HASHED = re.compile(r"sha256:([0-9A-Za-z]{8,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9._/:@+*?-]{1,256}")
+_RIGHTS = ("inference", "control", "node")
 _MAX_MODELS = 32  # each request is compared with all of them
 _UNNAMED = re.compile(r"(?:key|given)-\d+")
 _ATTRIBUTE = re.compile(r"([A-Za-z_-]*)=(.*)")
@@ -210,13 +201,23 @@ def checked_models(names: str) -> tuple[str, ...]:
     )
 
 
-def _rights(key: ApiKey, value: str) -> ApiKey:
-    rights = value.split(",")
-    if any(right not in ("inference", "control") for right in rights) or len(set(rights)) != len(rights):
-        raise _InvalidLine(
-            f"invalid rights={_shown(value)}", "rights= takes inference, control, or inference,control"
+def with_rights(key: ApiKey, names: str) -> ApiKey:
+    """The key with a comma-separated list of rights. Raises UsageInvalid."""
+    rights = names.split(",")
+    is_node, infers = "node" in rights, "inference" in rights
+    if not {*rights} <= {*_RIGHTS} or len({*rights}) != len(rights) or (is_node and not infers):
+        raise UsageInvalid(
+            f"invalid rights={_shown(names)}.",
+            remedy="rights= takes inference, control, or inference,control; node needs inference.",
         )
-    return replace(key, infers="inference" in rights, controls="control" in rights)
+    return replace(key, infers=infers, controls="control" in rights, is_node=is_node)
+
+
+def _rights(key: ApiKey, value: str) -> ApiKey:
+    try:
+        return with_rights(key, value)
+    except UsageInvalid as error:
+        raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
 
 
 def _priority(key: ApiKey, value: str) -> ApiKey:
@@ -273,10 +274,9 @@ def stored_form(key: str, salt: str | None) -> str:
 def key_line(stored: str, key: ApiKey) -> str:
     """The line of ``key``, without attributes that have their default."""
     limits: KeyLimits = key.limits
-    rights = [right for right, has in (("inference", key.infers), ("control", key.controls)) if has]
     attributes = {
         "name": key.name,
-        "rights": None if rights == ["inference"] else ",".join(rights),
+        "rights": None if key.rights == ("inference",) else ",".join(key.rights),
         "rpm": limits.requests_per_minute,
         "concurrent": limits.concurrent,
         "tpm": limits.tokens_per_minute,

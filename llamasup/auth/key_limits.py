@@ -10,8 +10,6 @@ from llamasup.auth.keys import ApiKey, KeyLimits, KeyRing, plain_keys
 from llamasup.auth.quota import Quota
 from llamasup.http.heads import HttpError
 
-__all__ = ["CountedRequest", "Keys"]
-
 
 class CountedRequest(Protocol):
     """The parts of a request that the limits of a key count. ``Keys`` sets ``quota`` and ``counted``."""
@@ -24,7 +22,7 @@ class CountedRequest(Protocol):
     @property
     def key(self) -> ApiKey | None: ...
     @property
-    def needs_permit(self) -> bool: ...
+    def is_limited(self) -> bool: ...
     @property
     def jobs(self) -> int: ...
 
@@ -88,12 +86,12 @@ class Keys:
         return next((now for now in known if (now.salt, now.digest) == (key.salt, key.digest)), None)
 
     def enter(self, request: CountedRequest) -> HttpError | None:
-        """Count a request, or return the refusal if its key has reached a limit. Only inference is limited.
+        """Count a request, or return the refusal if its key has reached a limit.
 
         A request is counted once, also if it enters again because its generation ended during its body.
         """
         key = request.key
-        if key is None or not key.limits or request.quota is not None or not request.needs_permit:
+        if key is None or not key.limits or request.quota is not None or not request.is_limited:
             return None
         limits = self._limits.get(key.name)
         if limits is None:

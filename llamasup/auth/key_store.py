@@ -14,8 +14,6 @@ from llamasup.errors import ConfigInvalid, FolderUnusable
 from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write, private_folder
 
-__all__ = ["change_key_file", "default_key_file", "key_file_text"]
-
 # A command holds the lock for milliseconds.
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_INTERVAL_S = 0.02
@@ -66,7 +64,10 @@ def change_key_file(path: Path, change: Callable[[str | None], str]) -> None:
 def _folder_of(path: Path) -> Path:
     folder = path.parent
     if path == default_key_file():
-        return private_folder(folder)
+        try:
+            return private_folder(folder)
+        except FolderUnusable as error:
+            raise FolderUnusable(error.message, remedy=f"{error.remedy} Or give another --file.") from None
     if not folder.is_dir():
         raise _unwritable(path, "the folder does not exist")
     return folder

@@ -15,8 +15,6 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-__all__ = ["NO_LIMITS", "ApiKey", "KeyLimits", "KeyRing", "Priority", "digest_of", "plain_keys"]
-
 Priority = Literal["normal", "high"]
 
 # A client sends one credential, or two if a library adds its own. The bound limits the cost of a request with
@@ -45,7 +43,8 @@ NO_LIMITS: Final = KeyLimits()
 
 class ApiKey(Struct, frozen=True):
     """``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
-    ``models`` are names and patterns of the models that it may use; empty: all.
+    ``models`` are names and patterns of the models that it may use; empty: all. ``is_node``: another llamasup
+    has it, which may mark its requests with ``X-Llamasup-Node``.
     """
 
     name: str
@@ -56,6 +55,7 @@ class ApiKey(Struct, frozen=True):
     limits: KeyLimits = NO_LIMITS
     priority: Priority = "normal"
     models: tuple[str, ...] = ()
+    is_node: bool = False
     client: str = ""
     """The name of its client in records and queues: ``key:NAME``. Computed, because each request needs it."""
 
@@ -64,6 +64,11 @@ class ApiKey(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"ApiKey({self.name!r})"  # without the digest
+
+    @property
+    def rights(self) -> tuple[str, ...]:
+        has = (("inference", self.infers), ("control", self.controls), ("node", self.is_node))
+        return tuple(right for right, is_given in has if is_given)
 
 
 def digest_of(salt: bytes, key: bytes) -> bytes:

@@ -13,8 +13,6 @@ from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.heads import HttpError
 from llamasup.http.sse import TokenCounts
 
-__all__ = ["Bucket", "Quota", "context_left", "cost_of", "tokens_made_in", "unreported_tokens"]
-
 _MINUTE_S: Final = 60.0
 _ROUNDING: Final = 1e-6  # a client that waited exactly for Retry-After is not refused for a rounding error
 # The end of the running requests of a key is unknown; one retry a second costs little.
@@ -144,6 +142,11 @@ def tokens_made_in(seconds: float, tokens_per_s: float | None, slots: int = 1) -
     return int(seconds * slots * (tokens_per_s or _USUAL_TOKENS_PER_S))
 
 
+def prompt_tokens_of(size: int) -> int:
+    """The estimated prompt tokens of a body of ``size`` bytes."""
+    return size // _PROMPT_BYTES_PER_TOKEN
+
+
 def unreported_tokens(
     reported: TokenCounts | None,
     *,
@@ -175,7 +178,7 @@ def unreported_tokens(
     completion = (reported.completion if reported else None) or 0
     missing = made = 0
     if prompt is None or (items > prompts_reported and not reports_all_prompts):
-        missing = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
+        missing = max(0, prompt_tokens_of(prompt_bytes) - (prompt or 0))
     if generates and (not whole or items_reported < items):
         made = tokens_made_in(seconds, tokens_per_s, min(items, max_concurrent))
         if streams:

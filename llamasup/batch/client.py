@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 from urllib.parse import quote
@@ -16,6 +16,8 @@ from llamasup.batch.retries import UNREACHABLE, Refusal, refusal_of
 from llamasup.batch.streams import Assembly, streamed
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.http.httpx_import import httpx
+from llamasup.http.trust import TRUST_REMEDY, is_untrusted, trusted
+from llamasup.http.unix_transport import UnixTransport
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]
@@ -110,14 +112,15 @@ class BatchClient:
         socket: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
-        verify: bool = True,
     ) -> None:
         sent = {"content-type": "application/json", "x-llamasup-priority": "batch", **(headers or {})}
         if api_key is not None:
             sent["authorization"] = f"Bearer {api_key}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=verify),
+            transport=httpx.AsyncHTTPTransport(limits=limits, verify=trusted(url))
+            if socket is None
+            else UnixTransport(socket),
             base_url=url.rstrip("/").removesuffix("/v1"),  # a line names its path from /v1 on
             headers=sent,
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=timeout_s),
@@ -129,7 +132,9 @@ class BatchClient:
         await self._http.aclose()
 
     async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
-        """``stream``: ask for a stream if that can give the same answer."""
+        """``stream``: ask for a stream if that can give the same answer. Raises NotRunning if the certificate
+        of the server is not trusted.
+        """
         as_stream = streamed(url, body) if stream else None
         try:
             if as_stream is not None:
@@ -138,7 +143,7 @@ class BatchClient:
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-                return Answer(0, b"", refusal=Refusal(0, UNREACHABLE, reason))
+                return Answer(0, b"", refusal=Refusal(0, UNREACHABLE, self._why_unreachable(error)))
             status = 504 if isinstance(error, httpx.ReadTimeout) else 0
             return Answer(status, b"", refusal=Refusal(status, "", reason))
         except OSError as error:  # asyncio's own errors of a connection that is closing
@@ -178,23 +183,37 @@ class BatchClient:
         position = position_of(headers.get("server-timing", ""))
         return Answer(response.status_code, body, headers.get("x-request-id", ""), refusal, position)
 
-    async def unknown_models(self, names: Sequence[str], wait_s: float = START_WAIT_S) -> Mapping[str, str]:
+    async def unknown_models(
+        self,
+        names: Sequence[str],
+        wait_s: float = START_WAIT_S,
+        on_wait: Callable[[str], Awaitable[object]] | None = None,
+    ) -> Mapping[str, str]:
         """Those of these models that the server does not serve, with its message.
 
-        A llamasup that serves one model takes every name. Raises NotRunning if none answers within
-        ``wait_s``, and NotAllowed.
+        A llamasup that serves one model takes every name. ``on_wait`` gets the reason of each wait. Raises
+        NotRunning if none answers within ``wait_s`` or its certificate is not trusted, and NotAllowed.
         """
         deadline_s = monotonic() + wait_s
         while True:
             try:
                 return await self._unknown_models(names)
             except (httpx.HTTPError, OSError) as error:
+                reason = self._why_unreachable(error)
                 if monotonic() >= deadline_s:
                     raise NotRunning(
-                        f"No llamasup answers at {self.shown}: {str(error) or 'timed out'}.",
-                        remedy="Start it, and run the same command again.",
+                        f"{reason}.", remedy="Start it, and run the same command again."
                     ) from None
+                if on_wait is not None:
+                    await on_wait(reason)
             await asyncio.sleep(_START_POLL_S)
+
+    def _why_unreachable(self, error: Exception) -> str:
+        """Raises NotRunning if no wait can help."""
+        reason = f"No llamasup answers at {self.shown}: {str(error) or 'timed out'}"
+        if is_untrusted(error):
+            raise NotRunning(f"{reason}.", remedy=TRUST_REMEDY)
+        return reason
 
     async def _unknown_models(self, names: Sequence[str]) -> Mapping[str, str]:
         listed = await self._http.get("/v1/models", timeout=ANSWER_TIMEOUT_S)

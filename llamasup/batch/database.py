@@ -6,8 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["is_full", "transaction"]
-
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:

@@ -26,6 +26,7 @@ from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerpr
 from llamasup.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
 from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, limit_after_refusal, next_limit
+from llamasup.batch.progress import Progress
 from llamasup.batch.retries import (
     PREEMPTED,
     UNREACHABLE,
@@ -44,8 +45,9 @@ from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.queueing.wait_estimate import smoothed
 from llamasup.repair.schema_check import asked_json, violation
 from llamasup.system.native import native
+from llamasup.system.text import printable
 
-__all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
+__all__ = ["BatchRun", "BatchStopped", "EngineOptions"]
 
 BLOCK_LINES: Final = 500
 BLOCK_BYTES: Final = 4 << 20
@@ -62,6 +64,7 @@ MAX_SKIPPED: Final = 16
 """Models that are skipped. Of each, ``FETCH`` lines are in memory."""
 _THREAD_BYTES: Final = 1 << 16  # a larger line is read in a thread
 _ANSWER_WEIGHT: Final = 0.1
+_REASON_CHARACTERS: Final = 300
 _WINDOW_CHECK_S: Final = 30.0  # the clock may be set
 
 
@@ -81,35 +84,6 @@ class EngineOptions(Struct, frozen=True):
     concurrency: int | None = None
     patience_s: float = PATIENCE_S
     only_between: Window | None = None
-
-
-class Progress(Struct):
-    """Live counts. ``put_back``: requests that were ended for other clients; ``events_lost``: the events of
-    their streams until then, about a token each. ``began_s``: monotonic.
-    """
-
-    total: int = 0
-    done: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    put_back: int = 0
-    events_lost: int = 0
-    tokens_prompt: int = 0
-    tokens_cached: int = 0
-    tokens_completion: int = 0
-    ended_here: int = 0
-    began_s: float = 0.0
-    state: str = "running"
-
-    @property
-    def left(self) -> int:
-        return self.total - self.done - self.failed
-
-    def rates(self, now_s: float) -> tuple[float, float | None]:
-        """Tokens of answers per second, and the seconds that are left; None: not known."""
-        taken_s = max(now_s - self.began_s, 0.001)
-        left_s = taken_s * self.left / self.ended_here if self.ended_here else None
-        return self.tokens_completion / taken_s, left_s
 
 
 class _Attempt:
@@ -132,17 +106,6 @@ class _Model:
 
     ``refused_since_s``: since when the model refuses all lines; infinity: it does not.
     """
-
-    __slots__ = (
-        "all_fetched",
-        "in_flight",
-        "left",
-        "name",
-        "paused_until_s",
-        "place",
-        "ready",
-        "refused_since_s",
-    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -202,6 +165,7 @@ class BatchRun:
         self._paused_until_s = 0.0
         self._trouble_since_s: float | None = None
         self._trouble = ""
+        self._told: str | None = None  # why no line runs, as the index has it
         self._block: list[bytes] = []
         self._block_bytes = 0
         self._block_since_s = 0.0
@@ -236,6 +200,7 @@ class BatchRun:
         while not self._stopping:
             now_s = monotonic()
             wake_s = await self._start_lines(tasks, now_s)
+            await self._say_why_it_waits()
             if self._all_models and not self._models:
                 if self._runs_aside:
                     return
@@ -252,7 +217,6 @@ class BatchRun:
             if is_due or len(self._block) >= BLOCK_LINES or self._block_bytes >= BLOCK_BYTES:
                 await self._save()
             self._check_patience(now_s)
-            self._report()
 
     async def _wait(self, until_s: float) -> None:
         """Until a request ends, the time has come, or ``stop``."""
@@ -506,7 +470,16 @@ class BatchRun:
         """In a thread, one at a time: this task uses the index and the output, and waits for each call."""
         return await in_thread(function)
 
-    def _report(self) -> None:
+    async def _say_why_it_waits(self) -> None:
+        """Report the progress, and keep the reason in the index, where ``llamasup batch status`` reads it."""
+        progress, window, waiting = self.progress, self._options.only_between, ""
+        if window is not None and progress.state != "running":
+            waiting = f"its hours begin at {window.begin:%H:%M}"
+        elif self._trouble_since_s is not None and (progress.waiting or not self._in_flight):
+            waiting = printable(self._trouble[:_REASON_CHARACTERS])
+        if waiting != self._told:
+            progress.waiting = self._told = waiting
+            await self._call(partial(self._index.set_fact, "waiting", waiting))
         self.progress.in_flight = len(self._in_flight)
         if self._on_progress is not None:
             self._on_progress(self.progress)

@@ -133,8 +133,11 @@ class Index:
         with self._mapped_errors():
             if not readonly:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            mode = "ro" if readonly else "rw"
+            if readonly and not path.with_name(f"{path.name}-wal").exists():
+                mode += "&immutable=1"  # no process writes it: SQLite need not make files, on a full disk
             self._db = sqlite3.connect(
-                f"file:{quote(os.fsencode(path))}?mode={'ro' if readonly else 'rw'}",
+                f"file:{quote(os.fsencode(path))}?mode={mode}",
                 uri=True,
                 isolation_level=None,
                 check_same_thread=False,

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,10 +21,11 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.batch.client import BatchClient
-from llamasup.batch.engine import BatchRun, EngineOptions, Progress
+from llamasup.batch.engine import BatchRun, EngineOptions
 from llamasup.batch.index import BatchInvalid, Counts, Index
 from llamasup.batch.lines import PromptTemplate, TemplateInvalid, template_of
 from llamasup.batch.output import Output
+from llamasup.batch.progress import Progress
 from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window, read_window
 from llamasup.errors import (
@@ -115,7 +117,7 @@ class Job(Struct, frozen=True):
         try:
             return read_window(self.only_between)
         except ValueError as error:
-            raise UsageInvalid(f"--only-between: {error}.", remedy="Write it like 22:00-07:00.") from None
+            raise UsageInvalid(f"--only-between: {error}.", remedy="Write it as 22:00-07:00.") from None
 
     @property
     def reading(self) -> str:
@@ -250,12 +252,19 @@ class Prepared:
     def counts(self) -> Counts:
         return self.index.counts()
 
-    async def check_models(self, client: BatchClient) -> None:
+    async def check_models(
+        self, client: BatchClient, on_wait: Callable[[str], object] = lambda reason: None
+    ) -> None:
         """Raises BatchInvalid if the server does not serve a model that a line names, and NotRunning if it
-        does not answer for a minute.
+        does not answer for a minute. ``on_wait`` gets the reason of each wait.
         """
+
+        async def wait(reason: str) -> None:
+            on_wait(reason)
+            await in_thread(partial(self.index.set_fact, "waiting", reason))
+
         named = await in_thread(self.index.models)
-        unknown = await client.unknown_models([model for model, _, _ in named if model])
+        unknown = await client.unknown_models([model for model, _, _ in named if model], on_wait=wait)
         if unknown:
             raise BatchInvalid(
                 "The input names models that the server does not serve.",
@@ -376,12 +385,15 @@ def find_job(name: str) -> Job:
 
 
 def status_of(job: Job) -> Mapping[str, Any]:
-    """``state``: running, completed, cancelled, stopped, or unreadable (its index is damaged)."""
-    counts, is_cancelled, is_readable = Counts(), False, True
+    """``state``: running, completed, cancelled, stopped, or unreadable (its index is damaged).
+    ``waiting``: why no line runs now.
+    """
+    counts, is_cancelled, is_readable, waiting = Counts(), False, True, None
     try:
         with Index(job.index_path, readonly=True) as index:
             counts = index.counts()
             is_cancelled = bool(index.fact("cancelled"))
+            waiting = index.fact("waiting") or None
     except LlamasupError:
         is_readable = False
     state = "stopped"
@@ -403,4 +415,5 @@ def status_of(job: Job) -> Mapping[str, Any]:
         "done": counts.done,
         "failed": counts.failed,
         "aside": counts.aside,
+        "waiting": waiting if state == "running" else None,
     }

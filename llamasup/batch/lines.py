@@ -15,19 +15,6 @@ from msgspec import Struct
 
 from llamasup.system.text import INVALID_JSON
 
-__all__ = [
-    "MAX_ID",
-    "MAX_LINE_BYTES",
-    "URLS",
-    "BatchLine",
-    "PromptTemplate",
-    "RawLine",
-    "TemplateInvalid",
-    "raw_lines",
-    "read_line",
-    "template_of",
-]
-
 MAX_LINE_BYTES: Final = 50_000_000
 """A longer line is a mistake. A batch holds at most one line for each request in flight, and the proxy
 refuses bodies above its own limit, which is smaller by default."""

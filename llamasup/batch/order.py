@@ -10,8 +10,6 @@ from typing import Final
 
 from llamasup.pool.replicas.conversation import read_conversation
 
-__all__ = ["MAX_MARKS", "prefix_key"]
-
 MAX_MARKS: Final = 16
 """Marks of a prompt that are compared: its first messages, or its first 16 KiB."""
 _MARK_BYTES: Final = 4

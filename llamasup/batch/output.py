@@ -20,8 +20,6 @@ from llamasup.errors import DiskFull, OutputFailed
 from llamasup.system.native import native
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["Output", "answer_line", "error_line", "is_answer"]
-
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK: Final = 1 << 20
 _BEGIN: Final = b'{"id":"batch_req_'  # of each line

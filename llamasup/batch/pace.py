@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FIRST_LIMIT", "MAX_LIMIT", "limit_after_refusal", "next_limit"]
-
 FIRST_LIMIT: Final = 4
 MAX_LIMIT: Final = 64
 """Lines in flight: so many slots has a large server. Each holds a connection and a body."""

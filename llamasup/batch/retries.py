@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from llamasup.http.context_end import SHARED_FULL
+
 __all__ = [
     "MAX_ALONE",
     "MAX_DROPS",
@@ -30,6 +32,8 @@ MAX_ALONE: Final = 2
 """How often a line that is alone may end its server. One end may have another cause, such as a kill."""
 PREEMPTED: Final = "batch_preempted"
 """The cause of the proxy for a request that it ended for another client."""
+POISON: Final = "poison_request"
+"""The cause of the proxy for a request that has ended its server twice."""
 _OF_LANE: Final = "batch_"  # so begin the causes of the proxy for requests that give way
 UNREACHABLE: Final = "unreachable"
 """The cause, of status 0, if no connection to llamasup could be made."""
@@ -97,7 +101,7 @@ class Again(Struct, frozen=True):
 
 
 class Aside(Struct, frozen=True):
-    """It may have ended its server: send it at the end, and alone."""
+    """It may have ended its server, or is too long beside others: send it at the end, and alone."""
 
 
 class Stop(Struct, frozen=True):
@@ -149,6 +153,8 @@ def decide(ended: Ended) -> Decision:
         return Stop()
     if not refusal.status:
         return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, waiting=Waiting.ALL)
+    if refusal.cause == POISON:
+        return Over(poison=True)
     if refusal.status == 502:  # its server ended, or broke the connection
         if not ended.alone:
             return Aside()
@@ -163,6 +169,8 @@ def decide(ended: Ended) -> Decision:
         # Without Retry-After, each wait is as long as all before it.
         limited_s = refusal.retry_after_s or max(_FIRST_DELAY_S, ended.limited_s)
         return Again(min(limited_s, _MAX_DELAY_S), waiting=Waiting.ALL, limited=True)
+    if refusal.message == SHARED_FULL and not ended.alone:
+        return Aside()
     if refusal.status < 500 or ended.tries + 1 >= MAX_TRIES:
         return Over()
     return Again(delay_s, counts=True)

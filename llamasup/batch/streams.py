@@ -13,8 +13,6 @@ import msgspec
 
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["STREAM_ABOVE_S", "Assembly", "streamed"]
-
 STREAM_ABOVE_S: Final = 0.3
 """Answers that take longer are asked for as streams. So another client waits at most so long for a slot."""
 _CHAT: Final = "/v1/chat/completions"

@@ -7,8 +7,6 @@ from datetime import datetime, time, timedelta
 
 from msgspec import Struct
 
-__all__ = ["Window", "read_window"]
-
 _FORM = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*([01]\d|2[0-3]):([0-5]\d)").fullmatch
 
 
@@ -35,6 +33,6 @@ def read_window(text: str) -> Window:
     """Raises ValueError with what is wrong."""
     match = _FORM(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} are not hours such as 22:00-07:00")
+        raise ValueError(f"{text!r} is not a time range")
     hour, minute, end_hour, end_minute = map(int, match.groups())
     return Window(time(hour, minute), time(end_hour, end_minute))

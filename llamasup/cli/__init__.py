@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -16,6 +17,8 @@ def main() -> None:
 
     do_not_collect()
     ensure_standard_streams()
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - the import of pathlib may be interrupted
+        os.environ["HOME"] = "/"  # as container engines set it for a user without a name
     try:
         STOP_SIGNALS.install()
         from llamasup.system.native import native

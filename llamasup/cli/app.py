@@ -5,17 +5,17 @@ A command returns its exit code.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer._click.exceptions import NoSuchOption, UsageError
 
 from llamasup._version import __version__
-from llamasup.cli.command_group import LazyCommand, LazyGroup
+from llamasup.cli.command_group import COMPLETION_VARIABLE, CommandGroup, LazyCommand, LazyGroup
 from llamasup.cli.garbage import collect_again
-
-__all__ = ["COMMANDS", "app"]
 
 
 def _command(name: str, summary: str, *, module: str | None = None) -> LazyCommand:
@@ -43,7 +43,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("status", "Show the state of a running llamasup and its models."),
         _command("top", "Show the models and the requests of a running llamasup, live."),
         _command("ui", "Open the web console of a running llamasup."),
-        _control("ps", "List the models of a running llamasup."),
+        _control("ps", "List the models of a running llamasup, or of all if several run."),
         _control("why", "Say why a model is in its state, and what would have to change."),
         _control("load", "Load a model, and wait until it is ready."),
         _control("unload", "Unload a model, and wait until its memory is free."),
@@ -51,7 +51,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("reload", "Read the configuration again."),
         _command("upgrade", "Move to another build of llama.cpp once it is proven."),
         _control("stop", "Stop a running llamasup."),
-        _control("logs", "Show the llama-server log of a model."),
+        _control("logs", "Show the log of a model's llama-server, or of llamasup."),
         _command("connect", "Show the settings of a client for a running llamasup."),
         _command("usage", "Show the requests and tokens of each model, key and day."),
         _command("batch", "Run the requests of a file, and continue after interruptions."),
@@ -66,6 +66,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _command("fleet", "Deploy models on a Ray cluster."),
         _command("key", "Create, list and revoke API keys."),
         _command("config", "Write and check the configuration file of serve."),
+        _command("completion", "Print the script that completes commands and options in a shell."),
     ),
 }
 """By the sections of ``llamasup --help``."""
@@ -76,6 +77,77 @@ _SERVERS = ("run", "serve", "rpc-worker", "wrap")  # they collect later (cli/for
 
 class _Root(LazyGroup):
     table = COMMANDS
+
+    def invoke(self, ctx: Any) -> Any:
+        words = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            _add_hint(error, words)
+            _report_to_parent(words, error)
+            raise
+
+    def _main_shell_completion(self, ctx_args: Any, prog_name: str, complete_var: str | None = None) -> None:
+        if os.environ.get(COMPLETION_VARIABLE):
+            from typer._completion_classes import completion_init
+
+            completion_init()  # Typer does it only for a root with --install-completion
+        super()._main_shell_completion(ctx_args, prog_name, COMPLETION_VARIABLE)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            _add_hint(error, words)
+            raise
+
+
+def _add_hint(error: UsageError, words: Sequence[str]) -> None:
+    """Say what to write instead, also for the words of other programs."""
+    from llamasup.cli.hints import command_hint, option_hint, surplus_hint, typed  # only after a mistake
+
+    command = error.ctx.command if error.ctx is not None else None
+    if command is None:
+        return
+    root = command if isinstance(command, _Root) else None
+    name = command.name or "" if root is None else ""
+    if isinstance(error, NoSuchOption):
+        options = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
+        passes_on = any(parameter.name == "extra" for parameter in command.params)
+        hint = option_hint(error.option_name, words, name, options, passes_on=passes_on)
+        error.message, error.possibilities = f"No such option: {typed(error.option_name, words)[0]}", None
+    elif isinstance(command, CommandGroup) and error.message.startswith("No such command"):
+        word = error.message.partition("'")[2].partition("'")[0] if root is None else words[0]
+        error.message = f"No such command {word!r}"
+        hint = command_hint(word, command.commands, name)
+    elif error.message.startswith("Got unexpected extra argument"):
+        surplus = error.message.partition("(s) (")[2].removesuffix(")")
+        error.message = f"Unexpected argument: {surplus}"
+        hint = surplus_hint(
+            max((word for word in words if f"{surplus} ".startswith(f"{word} ")), key=len, default=surplus),
+            name,
+        )
+    else:
+        return
+    error.message = f"{error.message.rstrip('.')}. {hint}".rstrip()
+
+
+def _report_to_parent(words: Sequence[str], error: UsageError) -> None:
+    """A parent program that reads events learns of a wrong option, too."""
+    options = words[: words.index("--")] if "--" in words else words
+    if "--sidecar" in options or "--events=jsonl" in "\0".join(options).replace("--events\0", "--events="):
+        from llamasup.cli.foreground import EventLines
+        from llamasup.cli.output.nonblocking_writer import OutputWriter
+        from llamasup.errors import UsageInvalid
+
+        stdout = OutputWriter(sys.stdout)
+        EventLines(stdout).end(UsageInvalid(error.format_message(), remedy=f"See {_help(error)}."))
+        stdout.close()
+
+
+def _help(error: UsageError) -> str:
+    return f"{error.ctx.command_path if error.ctx else 'llamasup'} --help"
 
 
 def _exit(exit_code: int, version: bool) -> None:

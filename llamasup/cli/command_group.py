@@ -13,10 +13,22 @@ from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-__all__ = ["OLLAMA", "Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set", "with_ollama"]
+__all__ = [
+    "COMPLETION_VARIABLE",
+    "OLLAMA",
+    "Command",
+    "CommandGroup",
+    "LazyCommand",
+    "LazyGroup",
+    "command_set",
+    "with_ollama",
+]
 
 OLLAMA = "127.0.0.1:11434"
 """The address of ``--ollama`` without a value: that of Ollama itself."""
+
+COMPLETION_VARIABLE = "_LLAMASUP_COMPLETE"
+"""A shell that completes a command line sets it."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,11 +111,14 @@ class Command(_ReadsParameters, TyperCommand):
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            rows = []
-            for parameter in self._parameters(ctx, kind):
-                name, text = parameter.get_help_record(ctx)
-                rows.append((parameter.metavar if kind == "argument" else name, text))
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in (*self._parameters(ctx, "argument"), *self._parameters(ctx, "option")):
+            name, text = parameter.get_help_record(ctx)
+            is_argument = parameter.param_type_name == "argument"
+            title = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
+            sections.setdefault(title, []).append((parameter.metavar if is_argument else name, text))
+        others = sections.pop("Options", [])
+        for title, rows in (*sections.items(), ("Options", others)):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

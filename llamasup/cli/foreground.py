@@ -13,27 +13,29 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from llamasup.cli.garbage import START_S, collect_again
-from llamasup.cli.output.error_report import show_error
+from llamasup.cli.output.error_report import as_reported, show_error
 from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.cli.output.rate_limit import ViewHandler
 from llamasup.cli.output.view import JsonView, Level, TextView, View
 from llamasup.cli.parent_watch import PARENT_STOP_REASONS, PARENT_STOP_TIMEOUT_S, tie_to_parent
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
+from llamasup.observability.own_log import OwnLog
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.text import json_text
 
 if TYPE_CHECKING:
+    from llamasup.errors import LlamasupError
     from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
     from llamasup.service.systemd.notify import Systemd
     from llamasup.service.systemd.reporter import SystemdReporter
-    from llamasup.supervision.events import Bus
+    from llamasup.supervision.events import Bus, PublishedEvent
 
     AnyService = Service | ServeService | RpcWorker
 
-__all__ = ["OutputOptions", "serve_until_stopped"]
+__all__ = ["EventLines", "OutputOptions", "serve_until_stopped"]
 
 TICK_S = 0.1
 
@@ -63,25 +65,34 @@ def serve_until_stopped(
     the service starts. ``before_serving`` runs first, and shows its own progress.
     """
     stderr, stdout = OutputWriter(sys.stderr), OutputWriter(sys.stdout)
+    events = EventLines(stdout) if output.events is not None or output.sidecar else None
     view: View = TextView(stderr)
     handler: ViewHandler | None = None
+    own_log = OwnLog()
+    reported: LlamasupError | None = None
     try:
-        view = (JsonView if output.log_format == "json" else TextView)(stderr, level=output.log_level)
+        kind = JsonView if output.log_format == "json" else TextView
+        view = kind(stderr, level=output.log_level, note=own_log.add)
         handler = ViewHandler(view)
         logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
         tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
         if before_serving is not None:
             before_serving(view)
         view.show_activity(activity)
-        return _serve(prepare, output, view, stdout, began_s)
+        _serve(prepare, output, view, events, own_log, began_s)
     except Interrupted as interrupted:
         if interrupted.reason:
             view.say("info", "stop", f"{interrupted.reason}: stopping.")
         raise
     except Exception as error:
         view.show_activity(None)
-        return show_error(view, error)
+        reported = as_reported(view, error)
+        return show_error(view, reported)
+    else:
+        return 0
     finally:
+        if events is not None:
+            events.end(reported)
         view.show_activity(None)
         if handler is not None:
             handler.close()
@@ -93,17 +104,19 @@ def _serve(
     prepare: Callable[[], Callable[[Bus], AnyService]],
     output: OutputOptions,
     view: View,
-    stdout: OutputWriter,
+    events: EventLines | None,
+    own_log: OwnLog,
     began_s: float,
-) -> int:
+) -> None:
     from llamasup.service.systemd.notify import take_systemd
-    from llamasup.supervision.events import Bus, as_json
+    from llamasup.supervision.events import Bus
 
     bus = Bus()
-    if output.events is not None or output.sidecar:
-        bus.listen(lambda event: stdout.write(json_text(as_json(event)) + "\n", keep=True))
+    if events is not None:
+        bus.listen(events.on_event)
     systemd = take_systemd(os.environ)
     service = prepare()(bus)
+    service.own_log = own_log
     reporter = ConsoleReporter(view, service, began_s)
     bus.listen(reporter.on_event)
     service.on_request = reporter.request
@@ -112,7 +125,31 @@ def _serve(
         service.on_log = view.show_server_log
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_supervise(service, bus, view, reporter, systemd))
-    return 0
+
+
+class EventLines:
+    """The events as lines of JSON. The last line is ``stopped``, after the reason of a failure."""
+
+    def __init__(self, stdout: OutputWriter) -> None:
+        self._stdout = stdout
+
+    def on_event(self, event: PublishedEvent) -> None:
+        from llamasup.supervision.events import Stopped
+
+        if not isinstance(event, Stopped):
+            self._write(event)
+
+    def end(self, error: LlamasupError | None = None) -> None:
+        from llamasup.supervision.events import LoadFailed, Stopped
+
+        if error is not None:
+            self._write(LoadFailed(None, error))
+        self._write(Stopped())
+
+    def _write(self, event: PublishedEvent) -> None:
+        from llamasup.supervision.events import as_json
+
+        self._stdout.write(json_text(as_json(event)) + "\n", keep=True)
 
 
 async def _supervise(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["START_S", "collect_again", "do_not_collect"]
-
 START_S = 2.0
 """From the start of the event loop on, for a server."""
 

@@ -50,7 +50,7 @@ def _exit_waiter(pid: int) -> Callable[[], None]:
     from llamasup.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
-        raise UsageInvalid(f"Invalid --parent-pid {pid}: it cannot be the process that started llamasup.")
+        raise _no_parent(pid, "it cannot be the process that started llamasup")
     try:
         wait = native.wait_for_exit(pid)
     except (OSError, OverflowError):

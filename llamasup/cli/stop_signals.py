@@ -14,8 +14,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-__all__ = ["CONSOLE_CLOSED", "STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
-
 CONSOLE_CLOSED = "The console closed"
 # Windows ends the process after 5 s. The main thread ends it as soon as everything is stopped.
 _CONSOLE_CLOSES_S = 4.5

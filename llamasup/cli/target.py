@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, number, path, text
-from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.view import View
-from llamasup.errors import UsageInvalid
+from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.pool.state import AWAY
 
 if TYPE_CHECKING:
     from llamasup.control.client import ControlAddress, ControlClient
 
-__all__ = ["URL_VARIABLE", "TargetOptions", "find_target", "full_url", "models_to_show", "with_client"]
+__all__ = [
+    "URL_VARIABLE",
+    "TargetOptions",
+    "find_target",
+    "full_url",
+    "models_to_show",
+    "with_client",
+    "with_each_client",
+]
 
 URL_VARIABLE = "LLAMASUP_URL"
 MAX_PORT = 65_535
@@ -33,7 +41,8 @@ _TARGET = Group(
         text(
             "--url",
             "URL",
-            "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
+            "URL of a llamasup. On another machine it needs a key with the control right. "
+            "Env: $LLAMASUP_URL.",
         ),
         path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
     )
@@ -52,7 +61,7 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
     """
     from llamasup.auth.key_source import client_key
     from llamasup.control.client import ControlAddress
-    from llamasup.control.discovery import discover
+    from llamasup.control.discovery import discover, socket_at
     from llamasup.control.selection import select_running
 
     if pid is not None and url is not None:
@@ -66,11 +75,13 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
         return ControlAddress(socket=select_running(discover(), pid).socket)
-    return ControlAddress(url=full_url(url), api_key=client_key(api_key_file, os.environ))
+    url, api_key = full_url(url), client_key(api_key_file, os.environ)
+    # Its private socket needs no key.
+    return ControlAddress(url=url, socket=None if api_key else socket_at(url), api_key=api_key)
 
 
 def full_url(url: str) -> str:
-    """The URL of a llamasup, with its scheme. Raises UsageInvalid."""
+    """The URL of a llamasup, with its scheme and without ``/v1``. Raises UsageInvalid."""
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
         raise UsageInvalid(
@@ -82,7 +93,7 @@ def full_url(url: str) -> str:
         raise UsageInvalid(
             f"{full!r} is not a valid URL of a llamasup.", remedy="Write it like http://localhost:8080."
         )
-    return full
+    return re.sub(r"/v1/?$", "", full)  # as clients of the models write it
 
 
 def with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
@@ -93,6 +104,37 @@ def with_client(target: Target, act: Callable[[View, ControlClient], int | None]
 
         with ControlClient(find_target(**target)) as client:
             return act(view, client)
+
+    return guarded(talk)
+
+
+def with_each_client(target: Target, act: Callable[[View, ControlClient, str], int | None]) -> int:
+    """Run ``act`` with a client of the chosen llamasup, or of each one if several run and none is chosen. Its
+    last argument says which one of several; it is empty for the only one.
+    """
+
+    def talk(view: View) -> int | None:
+        from llamasup.control.client import ControlAddress, ControlClient
+        from llamasup.control.discovery import discover
+        from llamasup.control.selection import select_running
+
+        if any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE):
+            with ControlClient(find_target(**target)) as client:
+                return act(view, client, "")
+        found = discover()
+        if len(found.running) < 2:
+            with ControlClient(ControlAddress(socket=select_running(found, None).socket)) as client:
+                return act(view, client, "")
+        code = 0
+        for running in found.running:
+            try:
+                with ControlClient(ControlAddress(socket=running.socket)) as client:
+                    act(view, client, f"--pid {running.pid}  {running.url}")
+            except LlamasupError as error:  # it may have just ended
+                code = show_error(view, error)
+        for process in found.unresponsive:
+            view.say("warning", "unresponsive", f"The llamasup with PID {process.pid} does not answer.")
+        return code
 
     return guarded(talk)
 

@@ -43,8 +43,6 @@ from llamasup.settings.sections import (
     VirtualEntry,
 )
 
-__all__ = ["Cache", "Config"]
-
 Cache = Literal["huggingface", "llama.cpp"]
 
 _LOOPBACK: Final = (TcpAddress("127.0.0.1", 8080),)
@@ -73,9 +71,22 @@ class Config(SettingGroup, frozen=True, kw_only=True):
             "none",
         ),
     ] = ()
+    follow_links: Annotated[
+        bool,
+        Setting(
+            Boolean(),
+            "Serve files outside of these folders to which links in them lead. Only in folders of this user.",
+            names="path",
+        ),
+    ] = False
     caches: Annotated[
         tuple[Cache, ...],
-        Setting(Many(OneOf(get_args(Cache))), "Caches of other programs with models to serve.", "none"),
+        Setting(
+            Many(OneOf(get_args(Cache))),
+            "Caches of other programs with models to serve.",
+            "none",
+            names="path",
+        ),
     ] = ()
     memory: Annotated[
         Memory, Setting(Section(Memory), "The most memory that all models together may use.")

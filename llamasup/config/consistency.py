@@ -18,8 +18,6 @@ from llamasup.settings.parameters import names_of
 from llamasup.settings.sections import VirtualEntry
 from llamasup.system.text import is_path
 
-__all__ = ["inconsistencies"]
-
 _SOURCES = ("path", "repo", "url")
 
 

@@ -9,18 +9,6 @@ from msgspec import Struct
 from llamasup.errors import ConfigInvalid
 from llamasup.system.text import printable
 
-__all__ = [
-    "MAX_LISTED",
-    "MAX_PATTERNS",
-    "NOT_SHOWN",
-    "ConfigIssues",
-    "Issue",
-    "Place",
-    "issue_at",
-    "place_text",
-    "shown",
-]
-
 Place = tuple[str | int, ...]
 """The path to a value: keys, and indexes of lists. ``("models", "qwen", "aliases", 1)``."""
 

@@ -13,16 +13,17 @@ from llamasup.settings.declaration import Setting, default_text, settings_of
 from llamasup.settings.kinds import FilePath, Kind, Many, Name, Named, Parameters, Section
 from llamasup.settings.parameters import ParameterName
 
-__all__ = ["Row", "json_schema", "rows_of"]
-
 _REFERENCE = "reference"
 
 
 class Row(Struct, frozen=True):
+    """``is_safe``: every config over the API may change it."""
+
     key: str
     takes: str
     default: str
     about: str
+    is_safe: bool
 
 
 def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = None) -> tuple[Row, ...]:
@@ -35,6 +36,7 @@ def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = 
             _takes(setting.kind),
             default_text(defaults[field] if setting.default is None else setting.default),
             setting.about,
+            setting.outside == "nothing",
         )
         for name, (field, setting) in settings_of(struct).items()
         if name not in shared

@@ -15,8 +15,6 @@ from msgspec import Struct, field
 
 from llamasup.config.issues import ConfigIssues, Issue, Place, place_text, shown
 
-__all__ = ["MAX_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
-
 # 1,000 models that use every key of a model take 600 kB and 50,000 values.
 MAX_BYTES = 1 << 20
 _MAX_NODES = 100_000
@@ -89,6 +87,19 @@ def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list
         raise _refused(file, line, f"invalid YAML: {error.reason}") from None
     except (ValueError, OverflowError) as error:  # \U00110000 in PyYAML's own parser
         raise _refused(file, 0, f"invalid YAML: {error}") from None
+
+
+def scalars_of(node: Node, place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """The texts of a tree, with their places."""
+    match node:
+        case Scalar(text=text):
+            yield place, text
+        case Items(items=items):
+            for number, item in enumerate(items):
+                yield from scalars_of(item, (*place, number))
+        case Table(entries=entries):
+            for entry in entries:
+                yield from scalars_of(entry.node, (*place, entry.key))
 
 
 def _refused(file: str, line: int, what: str, place: Place = ()) -> ConfigIssues:

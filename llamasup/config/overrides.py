@@ -17,8 +17,6 @@ from llamasup.settings.kinds import Boolean, FilePath, Integer, IntegerOr, Inval
 from llamasup.settings.model import ModelEntry
 from llamasup.system.text import did_you_mean
 
-__all__ = ["Source", "model_entry"]
-
 Source = Literal["path", "repo", "url"]
 _SOURCES = ("path", "repo", "url")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.config.api_changes import Outside, Value, key_of
 from llamasup.config.config_keys import Config
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.issues import (
@@ -24,10 +27,11 @@ from llamasup.config.issues import (
     place_text,
     shown,
 )
-from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse
-from llamasup.config.sources import InvalidReference, expanded
+from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse, scalars_of
+from llamasup.config.sources import InvalidReference, expanded, has_reference
 from llamasup.errors import ConfigInvalid
-from llamasup.http.address import UnixAddress
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.llama_server.foreign_words import OWN_OPTIONS
 from llamasup.settings.declaration import Setting, settings_of
 from llamasup.settings.kinds import (
     FilePath,
@@ -47,8 +51,6 @@ from llamasup.settings.parameters import ParameterName, check_parameter, plain_v
 from llamasup.system.storage.folders import read_bounded
 from llamasup.system.text import SEPARATORS, did_you_mean, is_path
 
-__all__ = ["Reading", "load", "read", "read_text"]
-
 _INVALID: Any = object()
 _QUOTED = re.compile("'([^']*)'")
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
@@ -58,12 +60,13 @@ class Reading(Struct, frozen=True):
     """``config`` has the default for each invalid value.
 
     ``written``: each value that contains an environment variable → its text in the file. ``hidden``: values
-    that may be secrets, pasted in place of a path.
+    that may be secrets, pasted in place of a path. ``outside``: what the text names outside of llamasup.
     """
 
     config: Config
     written: Mapping[str, str]
     hidden: Set[Place]
+    outside: Outside
 
     def as_written(self, what: str) -> str:
         """The message ``what`` with the names of environment variables in place of their values, which may be
@@ -118,7 +121,7 @@ def read_text(
     root, issues = parse(content, file, max(size_bytes, len(content)))
     reader = _Reader(file, folder, environ, issues)
     config = msgspec.structs.replace(reader.config(root), lines=reader.lines)
-    reading = Reading(config, reader.written, reader.hidden)
+    reading = Reading(config, reader.written, reader.hidden, Outside(reader.outside, _references(root)))
     if all(issue.key for issue in issues):
         sections = {re.split(r"[.\[]", issue.key)[0] for issue in issues}
         is_sure = "models" not in sections and sections <= settings_of(Config).keys()
@@ -140,6 +143,7 @@ class _Reader:
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
         self.hidden: set[Place] = set()
+        self.outside: dict[Place, Value] = {}
 
     def config(self, root: Node | None) -> Config:
         match root:
@@ -161,7 +165,9 @@ class _Reader:
             self._keys[struct] = settings_of(struct)
         known = self._keys[struct]
         fields: dict[str, Any] = {}
-        for entry in self._entries(node, at, f"keys such as {', '.join(list(known)[:3])}"):
+        keys = f"with keys such as {', '.join(list(known)[:3])}"
+        allowed = f"a mapping{', such as {enabled: true}' if 'enabled' in known else f' {keys}'}"
+        for entry in self._entries(node, at, allowed):
             place = (*at, entry.key)
             if entry.key not in known:
                 self._refuse(entry.line, place, self._unknown(entry.key, known))
@@ -171,7 +177,28 @@ class _Reader:
             value = self._value(entry.node, place, setting.kind)
             if value is not _INVALID:
                 fields[field] = value
+            self._note_outside(entry.node, place, setting, value)
         return struct(**fields)
+
+    def _note_outside(self, node: Node, at: Place, setting: Setting, value: Any) -> None:
+        """Note what the value names outside of llamasup. Words such as ``none`` name nothing."""
+        kind, names = setting.kind, setting.outside
+        if value is _INVALID or names == "nothing" or isinstance(kind, Named):
+            return
+        is_list = isinstance(kind, Many)
+        literal = getattr(kind.kind if isinstance(kind, Many) else kind, "literal", ())
+        texts = tuple(
+            written.text
+            for written, read in zip(
+                node.items if isinstance(node, Items) else (node,),
+                value if is_list else (value,),
+                strict=False,  # a list may have no value
+            )
+            if isinstance(written, Scalar) and read and not isinstance(read, TcpAddress)
+            if written.text not in literal
+        )
+        if texts:
+            self.outside[at] = Value(names, texts, is_list, at in self.hidden)
 
     def _entries(self, node: Node, at: Place, allowed: str) -> Iterable[Entry]:
         if isinstance(node, Table):
@@ -182,7 +209,10 @@ class _Reader:
 
     def _unknown(self, name: str, known: Iterable[str]) -> str:
         # A comparison takes a millisecond, and later errors are not listed.
-        similar = did_you_mean(name, known) if len(self._issues) < MAX_LISTED else ""
+        own = OWN_OPTIONS.get(f"--{name.lower()}".replace("_", "-"), "").strip("-").replace("-", "_")
+        similar = f"did you mean {own}?" if own in known else ""
+        if not similar and len(self._issues) < MAX_LISTED:
+            similar = did_you_mean(name, known)
         return f"unknown key; {similar}" if similar else f"unknown key; valid keys: {', '.join(known)}"
 
     def _value(self, node: Node, at: Place, kind: Kind) -> Any:
@@ -190,6 +220,7 @@ class _Reader:
             case Section(keys, short=short) if short and isinstance(node, Scalar) and not node.is_null:
                 field, setting = settings_of(keys)[short]
                 value = self._value(node, at, setting.kind)
+                self._note_outside(node, (*at, short), setting, value)
                 return _INVALID if value is _INVALID else keys(**{field: value})
             case Section(keys):
                 return self._section(node, at, keys)
@@ -232,7 +263,8 @@ class _Reader:
             value = self._scalar(node, at, kind.kind)
             return _INVALID if value is _INVALID else (value,)
         if not isinstance(node, Items):
-            self._refuse(node.line, at, f"{_seen(node)}; expected {kind.allowed}")
+            instead = f"; write {_as_list(node.text)}" if isinstance(node, Scalar) and node.text else ""
+            self._refuse(node.line, at, f"{_seen(node)}; expected {kind.allowed}{instead}")
             return _INVALID
         values = []
         for number, item in enumerate(node.items):
@@ -352,6 +384,14 @@ class _Reader:
         return Path(os.path.normpath(self._folder / path))
 
 
+def _references(root: Node | None) -> Mapping[Place, Set[str]]:
+    found: dict[Place, set[str]] = {}
+    for place, text in () if root is None else scalars_of(root):
+        if has_reference(text):
+            found.setdefault(key_of(place), set()).add(text)
+    return found
+
+
 def _seen(node: Node) -> str:
     match node:
         case Items():
@@ -360,6 +400,15 @@ def _seen(node: Node) -> str:
             return "found a mapping"
         case _:
             return "found no value" if node.is_null else f"invalid value {shown(node.text)}"
+
+
+def _as_list(text: str) -> str:
+    """The words of a text as a list of YAML."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quote
+        words = text.split()
+    return f"[{', '.join(map(json.dumps, words))}]"
 
 
 def _looks_like_path(text: str) -> bool:

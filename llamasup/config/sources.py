@@ -12,9 +12,6 @@ from pathlib import Path
 from llamasup.errors import ConfigInvalid
 from llamasup.system.native import native
 
-__all__ = ["VARIABLE", "InvalidReference", "expanded", "find_config", "own_config", "system_config"]
-
-
 VARIABLE = "LLAMASUP_CONFIG"
 
 
@@ -75,6 +72,11 @@ _REFERENCE = re.compile(r"\$(\$(?=\{))|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*)
 
 class InvalidReference(Exception):
     """A reference that cannot be replaced; the text says why, and what to do."""
+
+
+def has_reference(text: str) -> bool:
+    """Whether ``expanded`` reads the environment, or fails."""
+    return any(found[1] is None for found in _REFERENCE.finditer(text))
 
 
 def expanded(text: str, environ: Mapping[str, str]) -> str:

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.system.text import memory_text
 
-__all__ = ["StarterFacts", "starter_text"]
-
 
 class StarterFacts(Struct, frozen=True):
     """The findings on this machine. ``models_dirs`` and ``key_file`` are paths as the config writes them;
@@ -73,7 +71,7 @@ def _models(found: StarterFacts) -> tuple[str, ...]:
     if found.models_dirs or found.caches:
         lines += ["models:", '  "*embed*": {ttl: never}']
     else:
-        lines += ["models:", "  demo: {path: demo}  # a tiny model with random output, for a first test"]
+        lines += ["models:", "  demo: {path: demo}  # a tiny model of little stories, for a first test"]
     return (
         *lines,
         "#  qwen:",

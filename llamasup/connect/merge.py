@@ -18,8 +18,6 @@ import yaml
 
 from llamasup.connect.clients import Format
 
-__all__ = ["CannotMerge", "difference", "merged", "rendered"]
-
 _HIDDEN: Final = "(the key)"
 
 
@@ -48,7 +46,17 @@ def difference(before: str, after: str, path: str, key: str) -> str:
         before.splitlines(keepends=True), after.splitlines(keepends=True), path, path
     )
     shown = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-    return shown.replace(json.dumps(key, ensure_ascii=False)[1:-1], _HIDDEN) if key else shown
+    return shown.replace(_written(key), _HIDDEN) if key else shown
+
+
+def has_key(text: str, key: str) -> bool:
+    """Whether the settings contain ``key``: some clients read it from the environment."""
+    return bool(key) and _written(key) in text
+
+
+def _written(key: str) -> str:
+    """All formats write it as JSON does."""
+    return json.dumps(key, ensure_ascii=False)[1:-1]
 
 
 def _combined(old: Any, new: Any) -> Any:

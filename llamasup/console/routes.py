@@ -24,20 +24,17 @@ from llamasup.auth.keys import ApiKey
 from llamasup.console.sessions import IDLE_S, TOKEN_S, ConsoleSessions, Opened, Session
 from llamasup.console.static_files import StaticFile, answer_of, read_static_files
 from llamasup.control.json_body import read_body
+from llamasup.control.private_socket import client_of
 from llamasup.errors import Conflict, NotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress, is_loopback
 from llamasup.http.errors import error_object, type_of
 from llamasup.proxy.console_access import (
     CONSOLE_HEADER,
     CONSOLE_PATH,
-    SESSION_COOKIE,
     ConsoleAccess,
-    session_ids,
 )
 from llamasup.system.native import native
 from llamasup.system.text import json_text
-
-__all__ = ["Console", "page_address"]
 
 _API = "/llamasup/v1/console"
 _FRESH = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -103,20 +100,27 @@ class Console:
         ]
 
     def is_open_for(self, request: Request) -> Callable[[], bool]:
-        session = self._session_of(request)
-        return (lambda: True) if session is None else lambda: self.sessions.is_open(session)
+        session, client = self._session_of(request), client_of(request.headers)
+        if session is not None:
+            return lambda: self.sessions.is_open(session)
+        key = self._keys.of_client(client)
+        return lambda: not client or (key is not None and self._keys.current(key) == key)
 
     # --- files
 
     async def _show_file(self, request: Request) -> Response:
         if self._files is None:
-            self._files = await asyncio.to_thread(read_static_files)  # a disk may be slow
+            # In a thread, because a disk may be slow.
+            self._files = await asyncio.to_thread(read_static_files, page_secret=self._access.page_secret)
         file = self._files.get(request.url.path.removeprefix(CONSOLE_PATH))
         if file is None:
             raise HTTPException(404)
         asked = request.headers
         status, body, headers = answer_of(
-            file, asked.get("accept-encoding", ""), asked.get("if-none-match", "")
+            file,
+            asked.get("accept-encoding", ""),
+            asked.get("if-none-match", ""),
+            sandboxed=not self._access.owns_address,
         )
         return Response(body, status, headers)
 
@@ -133,9 +137,25 @@ class Console:
                 "This llamasup listens only on a Unix socket, which a browser cannot open.",
                 remedy="Add an address to --host or listen, such as --host 127.0.0.1,PATH.sock.",
             )
-        token = self.sessions.new_token()
+        token = self.sessions.new_token(self._key_of(request))
         url = f"{self._page_url}#token={token}"  # a browser sends no fragment: it reaches no log
         return _json({"token": token, "url": url, "expires_s": int(TOKEN_S)})
+
+    def _key_of(self, request: Request) -> ApiKey | None:
+        """The key that a request for a token acts as; None on the private socket."""
+        session = self._session_of(request)
+        if session is not None:
+            return session.signed_in_with
+        client = client_of(request.headers)
+        if not client:
+            return None
+        key = self._keys.of_client(client)
+        if key is None or not key.controls:
+            raise NotAllowed(
+                "Only a key with the right `control` creates a token for the console.",
+                remedy="Use such a key, or run `llamasup ui` on the machine of this llamasup.",
+            )
+        return key
 
     async def _show_session(self, request: Request) -> Response:
         session = self._session_of(request)
@@ -156,22 +176,19 @@ class Console:
         if opened is None:
             return self._not_signed_in("The key is unknown.", "api_key")
         if isinstance(opened, ApiKey):
-            return self._not_signed_in(f"The key {opened.name!r} has not the right `control`.", "key_rights")
-        before, others = self.sessions.find(_ids_of(request)), self._ids_of_others(request)
-        if before is not None:  # this browser was signed in, and its id is replaced
+            return self._not_signed_in(
+                f"The key {opened.name!r} does not have the right `control`.", "key_rights"
+            )
+        before = self._session_of(request)
+        if before is not None:  # this page was signed in
             self.sessions.close(before)
-        others.append(opened.id)
-        cookie = f"{SESSION_COOKIE}={'.'.join(others)}{self._attributes(request)}"
-        shown = {**self._described(opened.session), "secret": opened.secret}
-        return _json(shown, headers={"set-cookie": cookie})
+        return _json({**self._described(opened.session), "secret": opened.secret})
 
     async def _sign_out(self, request: Request) -> Response:
-        session, others = self._session_of(request), self._ids_of_others(request)
+        session = self._session_of(request)
         if session is not None:
             self.sessions.close(session)
-        ended = "" if others else "; Max-Age=0"
-        cookie = f"{SESSION_COOKIE}={'.'.join(others)}{self._attributes(request)}{ended}"
-        return _json({"ended": session is not None}, headers={"set-cookie": cookie})
+        return _json({"ended": session is not None})
 
     def _described(self, session: Session) -> Mapping[str, Any]:
         return {
@@ -192,25 +209,9 @@ class Console:
         shown = {**error_object(error)["error"], "type": type_of(401), "code": 401, "cause": cause}
         return _json({"error": shown, "accepts_key": self._keys.ring.controls}, 401)
 
-    # --- the cookie and the secret
-
     def _session_of(self, request: Request) -> Session | None:
-        secret = request.headers.get(CONSOLE_HEADER, "").encode("latin-1")
-        return self.sessions.find_with_secret(_ids_of(request), secret)
-
-    def _ids_of_others(self, request: Request) -> list[str]:
-        """The ids in the cookie that may be those of other llamasups of this machine."""
-        return [id_.decode() for id_ in _ids_of(request) if self.sessions.find((id_,)) is None]
-
-    def _attributes(self, request: Request) -> str:
-        """A browser names its own scheme in Origin, also behind a proxy that serves TLS."""
-        is_secure = request.headers.get("origin", self._page_url or "").startswith("https://")
-        return "; Path=/llamasup; HttpOnly; SameSite=Strict" + ("; Secure" if is_secure else "")
+        return self.sessions.find(request.headers.get(CONSOLE_HEADER, "").encode("latin-1"))
 
 
-def _ids_of(request: Request) -> tuple[bytes, ...]:
-    return session_ids(request.headers.get("cookie", "").encode("latin-1"))
-
-
-def _json(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(json_text(shown), status, {**_FRESH, **(headers or {})}, media_type="application/json")
+def _json(shown: Any, status: int = 200) -> Response:
+    return Response(json_text(shown), status, _FRESH, media_type="application/json")

@@ -1,6 +1,6 @@
 """The sessions of the console, and the one-time tokens that open them (docs/console.md).
 
-Everything is in memory, so a restart of llamasup ends all sessions. Only digests of tokens, ids, secrets and
+Everything is in memory, so a restart of llamasup ends all sessions. Only digests of tokens, secrets and
 keys are kept. Time and random text are arguments.
 """
 
@@ -31,6 +31,7 @@ class SessionKeys(Protocol):
     """The API keys (``Keys``)."""
 
     on_look: Callable[[], None] | None
+    epoch: int
 
     @property
     def ring(self) -> KeyRing: ...
@@ -40,12 +41,12 @@ class SessionKeys(Protocol):
 
 
 class Session(Struct, eq=False):
-    """``acts_as``: its key, in the control API. ``infers_as``: the key that its pages use for ``/v1/…``, and
-    ``inference_key`` its text. ``signed_in_with``: the key of the key file, if one opened the session.
+    """``digest``: of its secret. ``acts_as``: its key, in the control API. ``infers_as``: the key that its
+    page uses for ``/v1/…``, and ``inference_key`` its text. ``signed_in_with``: the key of the key file, if
+    one opened the session.
     """
 
     digest: bytes
-    secret_digest: bytes
     acts_as: ApiKey
     infers_as: ApiKey | None
     inference_key: str | None
@@ -53,20 +54,25 @@ class Session(Struct, eq=False):
     used_s: float
 
 
-class Opened(Struct, frozen=True):
-    """A new session with its ``id``, the value of the cookie, and its ``secret``, which the page keeps."""
+class _Token(Struct, frozen=True):
+    digest: bytes
+    ends_s: float
+    key: ApiKey | None
 
-    id: str
+
+class Opened(Struct, frozen=True):
+    """A new session with its ``secret``, which the page keeps."""
+
     secret: str
     session: Session
 
     def __repr__(self) -> str:
-        return "Opened(…)"  # without the secrets
+        return "Opened(…)"  # without the secret
 
 
 class ConsoleSessions:
     """``clock`` also counts while the machine sleeps. ``random_text`` returns at least 256 random bits, of
-    letters, digits, ``_`` and ``-``. ``on_closed`` is called after the end of a session.
+    letters, digits, ``_`` and ``-``. ``on_closed`` is called after the end of a session or of a key.
     """
 
     def __init__(
@@ -82,8 +88,9 @@ class ConsoleSessions:
         self._clock = clock
         self._random_text = random_text
         self._on_closed = on_closed
-        self._tokens: list[tuple[bytes, float]] = []  # digest and end, oldest first
+        self._tokens: list[_Token] = []  # oldest first
         self._sessions: list[Session] = []
+        self._epoch = keys.epoch
         keys.on_look = self.end_expired
 
     def __len__(self) -> int:
@@ -91,23 +98,32 @@ class ConsoleSessions:
 
     # --- signing in
 
-    def new_token(self) -> str:
-        """A token for one ``open_with_token`` within the next ``TOKEN_S`` seconds."""
+    def new_token(self, key: ApiKey | None = None) -> str:
+        """A token for one ``open_with_token`` within the next ``TOKEN_S`` seconds.
+
+        ``key``: the session gets no more rights than this key, and ends with it. None: the token is for the
+        user of this machine.
+        """
         token = self._random_text()
-        self._tokens = [*self._live_tokens(), (self._digest(token), self._clock() + TOKEN_S)][-MAX_TOKENS:]
+        made = _Token(self._digest(token), self._clock() + TOKEN_S, key)
+        self._tokens = [*self._live_tokens(), made][-MAX_TOKENS:]
         return token
 
     def open_with_token(self, token: str) -> Opened | None:
-        """None if the token is unknown, used or too old."""
+        """None if the token is unknown, used or too old, or if its key was changed or removed."""
         digest = self._digest(token)
         live = self._live_tokens()
-        self._tokens = [known for known in live if not compare_digest(known[0], digest)]
-        if len(self._tokens) == len(live):
+        found = next((known for known in live if compare_digest(known.digest, digest)), None)
+        if found is None:
             return None
-        return self._open(ApiKey(LOCAL_NAME, b"", b"", infers=True, controls=True), None)
+        self._tokens = [known for known in live if known is not found]
+        key = found.key
+        if key is None:
+            return self._open(ApiKey(LOCAL_NAME, b"", b"", infers=True, controls=True), None)
+        return self._open(key, key) if self._keys.current(key) == key else None
 
     def open_with_key(self, text: str) -> Opened | ApiKey | None:
-        """The key itself if it has not the right `control`; None if the key is unknown."""
+        """Returns a session, the key if it lacks the right `control`, or None if the key is unknown."""
         key = self._keys.ring.find((text.encode("utf-8", "surrogateescape"),))
         return self._open(key, key) if key is not None and key.controls else key
 
@@ -115,49 +131,38 @@ class ConsoleSessions:
         self.end_expired()
         while len(self._sessions) >= MAX_SESSIONS:
             self.close(min(self._sessions, key=lambda session: session.used_s))
-        id_, inference_key = self._random_text(), self._random_text() if acts_as.infers else None
+        inference_key = self._random_text() if acts_as.infers else None
         infers_as = None
         if inference_key is not None:
             # Its name, its limits and its models are those of the key that signed in.
             digest = digest_of(self._salt, inference_key.encode())
-            infers_as = replace(acts_as, salt=self._salt, digest=digest, controls=False)
+            infers_as = replace(acts_as, salt=self._salt, digest=digest, controls=False, is_node=False)
             self._keys.mint(infers_as)
         secret = self._random_text()
         session = Session(
-            self._digest(id_),
-            self._digest(secret),
-            acts_as,
-            infers_as,
-            inference_key,
-            signed_in_with,
-            self._clock(),
+            self._digest(secret), acts_as, infers_as, inference_key, signed_in_with, self._clock()
         )
         self._sessions.append(session)
-        return Opened(id_, secret, session)
+        return Opened(secret, session)
 
     # --- sessions
 
-    def find(self, ids: tuple[bytes, ...]) -> Session | None:
-        """The session with one of these ids. Takes the same time for valid and invalid ids."""
+    def find(self, secret: bytes) -> Session | None:
+        """The session with this secret. Takes the same time for valid and invalid secrets."""
         self.end_expired()
-        found = None
-        for id_ in ids:
-            digest = digest_of(self._salt, id_)
-            for session in self._sessions:
-                if compare_digest(session.digest, digest):
-                    found = session
+        found, digest = None, digest_of(self._salt, secret)
+        for session in self._sessions:
+            if compare_digest(session.digest, digest):
+                found = session
         return found
 
-    def find_with_secret(self, ids: tuple[bytes, ...], secret: bytes) -> Session | None:
-        """The session with one of these ids; None if it has another secret."""
-        session = self.find(ids)
-        if session is None or not compare_digest(session.secret_digest, digest_of(self._salt, secret)):
-            return None
-        return session
-
-    def key_of(self, ids: tuple[bytes, ...], secret: bytes) -> ApiKey | None:
+    def has(self, secret: bytes) -> bool:
         """Implements ``Sessions`` (``proxy/console_access.py``)."""
-        session = self.find_with_secret(ids, secret)
+        return self.find(secret) is not None
+
+    def key_of(self, secret: bytes) -> ApiKey | None:
+        """Implements ``Sessions`` (``proxy/console_access.py``)."""
+        session = self.find(secret)
         if session is None:
             return None
         session.used_s = self._clock()
@@ -181,10 +186,13 @@ class ConsoleSessions:
             key = session.signed_in_with
             if session.used_s <= oldest_s or (key is not None and self._keys.current(key) != key):
                 self.close(session)
+        if self._epoch != self._keys.epoch:
+            self._epoch = self._keys.epoch
+            self._on_closed()
 
-    def _live_tokens(self) -> list[tuple[bytes, float]]:
+    def _live_tokens(self) -> list[_Token]:
         now = self._clock()
-        return [known for known in self._tokens if known[1] > now]
+        return [known for known in self._tokens if known.ends_s > now]
 
     def _digest(self, secret: str) -> bytes:
         return digest_of(self._salt, secret.encode("utf-8", "surrogateescape"))

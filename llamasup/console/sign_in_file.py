@@ -14,8 +14,6 @@ from pathlib import Path
 from llamasup.console.sessions import TOKEN_S
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["write_sign_in_file"]
-
 _NAME = "console-{}.html"
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>llamasup</title>

@@ -31,11 +31,13 @@ _TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 _COMPRESSED_FROM_BYTES = 1024
+_SECRET_PLACE = b"PAGE_SECRET"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_SANDBOX = "; sandbox allow-scripts allow-forms"
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -61,15 +63,18 @@ class StaticFile(Struct, frozen=True):
         return f"StaticFile({self.content_type!r}, {len(self.content)} bytes)"
 
 
-def read_static_files(folder: Path = FOLDER) -> Mapping[str, StaticFile]:
-    """The files by their paths below ``/llamasup/``; the page itself has the path ``""``."""
+def read_static_files(folder: Path = FOLDER, page_secret: str = "") -> Mapping[str, StaticFile]:
+    """The files by their paths below ``/llamasup/``; the page itself, which gets its secret, has the path
+    ``""``.
+    """
     files = {
         file.relative_to(folder).as_posix(): _static_file(file.suffix, file.read_bytes())
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.suffix in _TYPES
     }
     page = files.pop(INDEX)
-    return {"": page, **files}
+    content = page.content.replace(_SECRET_PLACE, page_secret.encode())
+    return {"": _static_file(".html", content), **files}
 
 
 def _static_file(suffix: str, content: bytes) -> StaticFile:
@@ -84,12 +89,18 @@ def _static_file(suffix: str, content: bytes) -> StaticFile:
 
 
 def answer_of(
-    file: StaticFile, accept_encoding: str, if_none_match: str
+    file: StaticFile, accept_encoding: str, if_none_match: str, *, sandboxed: bool = False
 ) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of the answer to a GET."""
+    """Status, body and headers of the answer to a GET.
+
+    ``sandboxed``: a page has an origin of its own, so that no other page of this address reaches into it.
+    """
     codings = {coding.partition(";")[0].strip().lower() for coding in accept_encoding.split(",")}
     body, etag = file.content, f'"{file.etag}"'
     headers = {"content-type": file.content_type, **PAGE_HEADERS}
+    if sandboxed:
+        headers["content-security-policy"] += _SANDBOX
+        del headers["cross-origin-opener-policy"]  # with it, a browser refuses a sandboxed page
     if file.compressed is not None and "gzip" in codings:
         body, etag = file.compressed, f'"{file.etag}-gzip"'
         headers["content-encoding"] = "gzip"

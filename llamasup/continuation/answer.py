@@ -9,8 +9,6 @@ import msgspec
 
 from llamasup.http.sse import FRAMING
 
-__all__ = ["Event", "NotContinued", "Prefix", "Sent", "event_of", "events_in"]
-
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -67,8 +65,8 @@ class Sent(msgspec.Struct):
 
     ``opening``: the data of the first event of each name or kind, by which the stream is recognized.
     ``pieces``: its tokens, as far as they are known: the events with text. Such an event has more tokens if
-    llama-server held text back until a character was whole, or a stop string excluded. ``tokens``: those of
-    ``text``, if the stream has them all.
+    llama-server held text back until a character was whole, or a stop string excluded. ``is_counted``: the
+    stream itself has counted them. ``tokens``: those of ``text``, if the stream has them all.
     """
 
     opening: dict[str, Any] = {}
@@ -76,6 +74,7 @@ class Sent(msgspec.Struct):
     reasoning: str = ""
     tokens: list[int] = []
     pieces: int = 0
+    is_counted: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -12,8 +12,6 @@ from typing import Any, Final, Protocol
 from llamasup.continuation.answer import Event, NotContinued, Prefix, Sent
 from llamasup.continuation.request import Body, limited, messages_of, raw, refuse_state, value
 
-__all__ = ["API_BY_ROUTE", "Api", "Joint"]
-
 _COMPLETE: Final = "the answer was complete but for its end"
 _TOOL_CALL: Final = "a tool call has begun"
 
@@ -56,7 +54,7 @@ class _Chat:
                     raise NotContinued(_TOOL_CALL)
                 _refuse_end(choice)
                 sent.opening.setdefault("chunk", event.data)
-                _note(sent, delta.get("content"), delta.get("reasoning_content"))
+                _note(sent, event.data, delta.get("content"), delta.get("reasoning_content"))
         return sent
 
     def is_last(self, event: Event) -> bool:
@@ -87,10 +85,11 @@ class _ChatJoint:
     def joined(self, event: Event) -> Event | None:
         if not isinstance(event.data, dict):
             return event
-        if self._has_begun and "prompt_progress" in event.data:
-            return None
         chunk = {**event.data, **self._identity}
         choices = _choices(event)
+        # The client has seen the progress of its prompt; but the event may repeat the begun text.
+        if self._has_begun and chunk.pop("prompt_progress", None) is not None and not choices:
+            return None
         for choice in choices:
             delta = _object(choice, "delta")
             if delta.get("tool_calls") and self._is_full:
@@ -120,7 +119,7 @@ class _TextCompletions:
             for choice in _choices(event):
                 _refuse_end(choice)
                 sent.opening.setdefault("chunk", event.data)
-                _note(sent, choice.get("text"))
+                _note(sent, event.data, choice.get("text"))
         return sent
 
     def is_last(self, event: Event) -> bool:
@@ -172,9 +171,10 @@ class _Completion:
             # The first tokens of a character of several ones are in no event.
             has_all = has_all and data.get("tokens_predicted") == len(tokens)
             if data["content"]:  # else the text is held back, perhaps as a stop string: it is generated again
-                _note(sent, data["content"])
+                _note(sent, data, data["content"])
                 sent.tokens = [*tokens]
                 sent.pieces = data.get("tokens_predicted", sent.pieces)
+                sent.is_counted = "tokens_predicted" in data
         if not has_all:
             sent.tokens = []
         return sent
@@ -233,19 +233,17 @@ class _Messages:
         sent = Sent()
         for event in events:
             data = _data(event)
-            match data.get("type"):
-                case "message_start" | "content_block_start":
-                    sent.opening[data["type"]] = data
-                    block = data.get("content_block")
-                    if isinstance(block, dict) and block.get("type") not in ("text", "thinking"):
-                        raise NotContinued(_TOOL_CALL)
-                case "content_block_delta":
-                    delta = _object(data, "delta")
-                    _note(sent, delta.get("text"), delta.get("thinking"))
-                case "content_block_stop" if sent.text:
-                    raise NotContinued(_COMPLETE)
-                case "message_delta" | "message_stop":
-                    raise NotContinued(_COMPLETE)
+            kind = data.get("type")
+            if kind in ("message_start", "content_block_start"):
+                sent.opening[kind] = data
+                block = data.get("content_block")
+                if isinstance(block, dict) and block.get("type") not in ("text", "thinking"):
+                    raise NotContinued(_TOOL_CALL)
+            elif kind == "content_block_delta":
+                delta = _object(data, "delta")
+                _note(sent, data, delta.get("text"), delta.get("thinking"))
+            elif kind in ("message_delta", "message_stop") or (kind == "content_block_stop" and sent.text):
+                raise NotContinued(_COMPLETE)
         return sent
 
     def is_last(self, event: Event) -> bool:
@@ -270,23 +268,22 @@ class _MessagesJoint:
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
-        match data.get("type"):
-            case "message_start" | "content_block_start" if known := self._opening.pop(data["type"], None):
-                if _object(data, "content_block").get("type") != _object(known, "content_block").get("type"):
-                    raise NotContinued("the rest of the answer begins with another kind of content")
+        kind = data.get("type")
+        if kind in ("message_start", "content_block_start") and (known := self._opening.pop(kind, None)):
+            if _object(data, "content_block").get("type") != _object(known, "content_block").get("type"):
+                raise NotContinued("the rest of the answer begins with another kind of content")
+            return None
+        delta = _object(data, "delta")
+        if kind == "content_block_delta" and isinstance(text := delta.get("text"), str):
+            delta["text"] = "" if self._is_full else self._text.beyond(text)
+            if not delta["text"]:
                 return None
-            case "content_block_delta":
-                delta = _object(data, "delta")
-                if isinstance(text := delta.get("text"), str):
-                    delta["text"] = "" if self._is_full else self._text.beyond(text)
-                    if not delta["text"]:
-                        return None
-            case "message_delta":
-                usage, delta = _object(data, "usage"), _object(data, "delta")
-                own = 0 if self._is_full else usage.get("output_tokens", 0)
-                usage["output_tokens"] = own + self._pieces
-                if self._is_full:
-                    delta.update(stop_reason="max_tokens", stop_sequence=None)
+        if kind == "message_delta":
+            usage = _object(data, "usage")
+            own = 0 if self._is_full else usage.get("output_tokens", 0)
+            usage["output_tokens"] = own + self._pieces
+            if self._is_full:
+                delta.update(stop_reason="max_tokens", stop_sequence=None)
         return Event(event.name, data)
 
 
@@ -300,7 +297,7 @@ class _Responses:
             data = _data(event)
             match data.get("type"):
                 case "response.output_text.delta":
-                    _note(sent, data.get("delta"))
+                    _note(sent, data, data.get("delta"))
                 case "response.created" | "response.in_progress" | "response.content_part.added":
                     sent.opening[data["type"]] = data
                 case "response.output_item.added":
@@ -347,6 +344,12 @@ class _ResponsesJoint:
             data["delta"] = "" if self._is_full else self._text.beyond(delta)
             if not data["delta"]:
                 return None
+        if (
+            self._response is not None
+            and data.pop("prompt_progress", None) is not None
+            and "delta" not in data
+        ):
+            return None
         response = _object(data, "response")
         items = [_object(data, "item"), *_objects(response.get("output"))]
         messages = [item for item in items if item.get("type") == "message"]
@@ -415,13 +418,17 @@ def _refuse_reasoning(sent: Sent) -> None:
         raise NotContinued("the answer was still in its reasoning, which templates close")
 
 
-def _note(sent: Sent, text: Any, reasoning: Any = None) -> None:
+def _note(sent: Sent, data: dict[str, Any], text: Any, reasoning: Any = None) -> None:
+    """Add the text of an event. With the progress of the prompt, that is what the client itself has begun."""
+    pieces = 0 if "prompt_progress" in data else 1
     if isinstance(text, str) and text:
         sent.text += text
-        sent.pieces += 1
+        sent.pieces += pieces
     if isinstance(reasoning, str) and reasoning:
         sent.reasoning += reasoning
-        sent.pieces += 1
+        sent.pieces += pieces
+    if (text or reasoning) and type(made := _object(data, "timings").get("predicted_n")) is int:
+        sent.pieces, sent.is_counted = made, True  # of timings_per_token
 
 
 def _continue_prompt(body: Body, sent: Sent) -> None:

@@ -9,8 +9,6 @@ import msgspec
 
 from llamasup.continuation.answer import NotContinued
 
-__all__ = ["Body", "encoded", "limited", "messages_of", "of_request", "raw", "refuse_state", "value"]
-
 Body = dict[str, msgspec.Raw]
 """The members of a request, undecoded: what is not changed stays as the client wrote it."""
 
@@ -71,6 +69,11 @@ def refuse_state(body: Body) -> None:
         number = value(body, name)
         if isinstance(number, int | float) and number > 0:
             raise NotContinued(f"the state of the sampler {name} is lost")
+
+
+def holds_back(body: Body) -> bool:
+    """Whether llama-server may hold text back that begins a stop string: an event has several tokens."""
+    return any(value(body, name) for name in ("stop", "stop_sequences"))
 
 
 def limited(body: Body, pieces: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from llamasup.continuation.answer import NotContinued, event_of, events_in
 from llamasup.continuation.apis import API_BY_ROUTE, Joint
-from llamasup.continuation.request import encoded, of_request
+from llamasup.continuation.request import encoded, holds_back, of_request
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.sse import FRAMING
 
@@ -48,6 +48,8 @@ class Recording:
         self.sent_bytes = 0
         self.pieces = 0
         """Of the first part, once its rest has been asked for."""
+        self.uncounted = ""
+        """Its text, if that may have more tokens than ``pieces``."""
 
     @property
     def is_continued(self) -> bool:
@@ -123,16 +125,20 @@ class Recording:
         if self._dechunker is None:
             self._send(LAST_CHUNK)
 
-    def continued_body(self) -> bytes:
+    def continued_body(self, tokens: int = 0) -> bytes:
         """The body of the request that continues the answer. Raises NotContinued with the reason.
 
-        The next part that begins is joined to what was sent until now.
+        The next part that begins is joined to what was sent until now. ``tokens``: those of ``uncounted``, if
+        they are known.
         """
         if self._kept_bytes > MAX_KEPT:
             raise NotContinued("the answer is longer than 1 MiB, or its events are too long")
         try:
             body = of_request(self._body)
             sent = self._api.sent(events_in(b"".join(self._kept)))
+            is_uncounted = not sent.is_counted and (holds_back(body) or not sent.text.isascii())
+            self.uncounted = sent.text if is_uncounted else ""
+            sent.pieces = max(sent.pieces, tokens)
             self._joint = self._api.continued(body, sent)
             self.pieces = sent.pieces
             return encoded(body)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llamasup.control.routes import Application
     from llamasup.observability.counters import Metrics
     from llamasup.observability.last_hour import LastHour
+    from llamasup.observability.own_log import OwnLog
     from llamasup.proxy.live.requests import LiveRequests
 
 __all__ = ["ControlServer"]
@@ -48,6 +49,7 @@ class ControlServer:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        own_log: OwnLog,
         more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         listening = listen(socket_path)
@@ -58,6 +60,7 @@ class ControlServer:
         self._last_hour = last_hour
         self._make_console = make_console
         self._usage = usage
+        self._own_log = own_log
         self._more_routes = more_routes
         self._listener = listening.sock
         self._key = listening.key
@@ -144,6 +147,7 @@ class ControlServer:
             tasks,
             self._make_console,
             usage=self._usage,
+            own_log=self._own_log,
             more_routes=self._more_routes,
         )
         config = uvicorn.Config(

@@ -19,10 +19,9 @@ from llamasup.control.private_socket import Reached, reach
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.http.errors import error_from
 from llamasup.http.httpx_import import httpx
+from llamasup.http.trust import TRUST_REMEDY, is_untrusted, trusted
 from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.system.text import INVALID_JSON
-
-__all__ = ["ControlAddress", "ControlClient"]
 
 _PREFIX = "/llamasup/v1"
 # The first request makes the server load its control application, which takes 0.2 s; longer if it is busy.
@@ -73,7 +72,7 @@ class ControlClient:
             if not httpx.URL(reached.url).host:
                 raise httpx.UnsupportedProtocol("the host is missing")
             self._http = httpx.Client(
-                transport=httpx.HTTPTransport(uds=reached.uds, verify=self._verify()),
+                transport=httpx.HTTPTransport(uds=reached.uds, verify=trusted(self.address.url)),
                 base_url=reached.url.rstrip("/") + _PREFIX,
                 headers=reached.headers,
                 timeout=_timeout(_TIMEOUT_S),
@@ -87,7 +86,7 @@ class ControlClient:
         self._http.close()
 
     def status(self) -> Mapping[str, Any]:
-        return cast("Mapping[str, Any]", self._request("GET", "/status"))
+        return self._request("GET", "/status")
 
     def models(self) -> Sequence[Mapping[str, Any]]:
         """The models of ``/v1/models``, which a key of a client may see. Not over the private socket."""
@@ -107,29 +106,28 @@ class ControlClient:
 
     def why(self, model: str) -> Mapping[str, Any]:
         """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""
-        return cast("Mapping[str, Any]", self._request("GET", _of_model(model, "why")))
+        return self._request("GET", _of_model(model, "why"))
 
     def decisions(self, limit: int = MAX_DECISIONS) -> Mapping[str, Any]:
         """The last decisions about all models, the newest first."""
-        return cast("Mapping[str, Any]", self._request("GET", "/decisions", {"limit": limit}))
+        return self._request("GET", "/decisions", {"limit": limit})
 
     def requests(self, ended: int = 0) -> Mapping[str, Any]:
         """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
-        return cast("Mapping[str, Any]", self._request("GET", "/requests", {"ended": ended}))
+        return self._request("GET", "/requests", {"ended": ended})
 
     def cancel(self, request_id: str) -> Mapping[str, Any]:
         """Cancel a request; returns ``{"cancelled": […]}``. Raises RequestUnknown."""
-        path = f"/requests/{_segment(request_id)}"
-        return cast("Mapping[str, Any]", self._request("DELETE", path))
+        return self._request("DELETE", f"/requests/{_segment(request_id)}")
 
     def usage(self, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """The ``usage`` object of docs/design.md. Raises UsageInvalid."""
         query = {"by": by} if since is None else {"by": by, "since": since}
-        return cast("Mapping[str, Any]", self._request("GET", "/usage", query))
+        return self._request("GET", "/usage", query)
 
     def console_token(self) -> Mapping[str, Any]:
         """A token that signs one browser in to the web console: ``{"token","url","expires_s"}``."""
-        return cast("Mapping[str, Any]", self._request("POST", "/console/token"))
+        return self._request("POST", "/console/token")
 
     def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
         """Returns when the model serves (without ``wait``: at once), with its entry of ``status``."""
@@ -150,15 +148,15 @@ class ControlClient:
     def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
         """Returns when all models have the build (docs/upgrade.md). Raises BuildRefused."""
         body = {"runtime": runtime, "dry_run": dry_run}
-        return cast("Mapping[str, Any]", self._request("POST", "/upgrade", silence_s=None, body=body))
+        return self._request("POST", "/upgrade", silence_s=None, body=body)
 
     def upgrade_status(self) -> Mapping[str, Any]:
         """The last upgrade, or the one under way."""
-        return cast("Mapping[str, Any]", self._request("GET", "/upgrade"))
+        return self._request("GET", "/upgrade")
 
     def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
         """Begin to stop; returns ``{"pid","in_flight"}`` at once. ``now``: without waiting for requests."""
-        return cast("Mapping[str, Any]", self._request("POST", "/shutdown", {"now": int(now)}))
+        return self._request("POST", "/shutdown", {"now": int(now)})
 
     def events(self) -> Iterator[Mapping[str, Any]]:
         """The state of each model, then every event until llamasup ends (docs/design.md, Events)."""
@@ -167,15 +165,18 @@ class ControlClient:
                 if (event := _event_of(line)) is not None:
                     yield event
 
-    def log(self, model: str, *, lines: int = 200, follow: bool = False) -> Iterator[bytes]:
-        """The last lines of llama-server's log, in chunks; with ``follow`` also the lines to come."""
+    def log(self, model: str | None, *, lines: int = 200, follow: bool = False) -> Iterator[bytes]:
+        """The last lines of llama-server's log, in chunks; with ``follow`` also the lines to come.
+
+        Without a model: those that llamasup has said itself.
+        """
         query = {"lines": lines, "follow": int(follow)}
-        with self._streaming(_of_model(model, "logs"), query, None if follow else _TIMEOUT_S) as response:
+        path = "/logs" if model is None else _of_model(model, "logs")
+        with self._streaming(path, query, None if follow else _TIMEOUT_S) as response:
             yield from response.iter_bytes()
 
     def _change(self, path: str, *, wait: bool) -> Mapping[str, Any]:
-        answer = self._request("POST", path, {"wait": int(wait)}, None if wait else _TIMEOUT_S)
-        return cast("Mapping[str, Any]", answer)
+        return self._request("POST", path, {"wait": int(wait)}, None if wait else _TIMEOUT_S)
 
     def _request(
         self,
@@ -184,7 +185,7 @@ class ControlClient:
         query: Mapping[str, int | str] | None = None,
         silence_s: float | None = _TIMEOUT_S,
         body: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         what = f"{method} {_PREFIX}{path}"
         with self._mapped_errors(what):
             response = self._http.request(method, path, params=query, timeout=_timeout(silence_s), json=body)
@@ -213,14 +214,6 @@ class ControlClient:
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
 
-    def _verify(self) -> Any:
-        """Trust the system's certificates, or ``$SSL_CERT_FILE``. Loading them takes 20 ms."""
-        if httpx.URL(self.address.url).scheme != "https":  # httpx writes the scheme in lower case
-            return False
-        import ssl
-
-        return ssl.create_default_context()
-
     @contextmanager
     def _mapped_errors(self, what: str) -> Iterator[None]:
         """Raise errors of httpx as errors of llamasup."""
@@ -233,11 +226,10 @@ class ControlClient:
                 remedy="Write it like http://127.0.0.1:8080.",
             ) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
             raise NotRunning(
                 f"No llamasup answers at {shown}: {str(error) or 'timed out'}.",
-                remedy="Trust the CA of its certificate: SSL_CERT_FILE=FILE."
-                if untrusted
+                remedy=TRUST_REMEDY
+                if is_untrusted(error)
                 else "Check the URL, and whether llamasup runs there.",
             ) from None
         except httpx.TimeoutException:
@@ -251,7 +243,7 @@ class ControlClient:
                 remedy="Check whether it has exited.",
             ) from None
 
-    def _answer(self, response: httpx.Response, what: str) -> Any:
+    def _answer(self, response: httpx.Response, what: str) -> dict[str, Any]:
         """The JSON of a complete response. Raises the error that it contains."""
         try:
             answered = json.loads(response.content)
@@ -266,7 +258,7 @@ class ControlClient:
                 f"The program at {self.address.shown} does not answer {what} like a llamasup: {error}.",
                 remedy="Check that the address is that of a llamasup.",
             ) from None
-        return answered
+        return cast("dict[str, Any]", answered)
 
     def _error(self, status: int, answered: Any, what: str) -> LlamasupError:
         error = answered.get("error") if isinstance(answered, Mapping) else None
@@ -276,7 +268,10 @@ class ControlClient:
                 f"The program at {self.address.shown} does not know {what}.",
                 remedy="It is an older version of llamasup, or another program.",
             )
-        return error_from(status, answered)
+        failed = error_from(status, answered)
+        if cause == "api_key" and self.address.api_key is None:
+            failed.remedy = "Give a key with --api-key-file or $LLAMASUP_API_KEY."
+        return failed
 
 
 def _timeout(read_s: float | None) -> httpx.Timeout:

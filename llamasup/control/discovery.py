@@ -19,8 +19,6 @@ from llamasup.system.process.identity import start_of
 from llamasup.system.process.run_folder import NO_CONTROL, OWNER, run_folders
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["discover", "running_at"]
-
 # The first request loads the control application, which takes 0.2 s.
 _TIMEOUT_S = 5.0
 # Addresses that use the port of 127.0.0.1, too.
@@ -115,6 +113,19 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
     loaded_first = sorted(status.models, key=lambda model: model.state in AWAY)
     models = tuple(f"{model.id} ({model.state})" for model in loaded_first)
     return Running(status.pid, status.url, status.version, models, str(socket_path))
+
+
+def socket_at(url: str) -> str | None:
+    """The private socket of the llamasup of this user at a loopback ``url``; None if it is another one."""
+    parts = urlsplit(url)
+    if parts.hostname not in {*_LOOPBACK, "::1"} or parts.path not in ("", "/"):
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    for running in discover().running:
+        own = urlsplit(running.url)
+        if own.scheme == parts.scheme and own.port == port and own.hostname in {*_LOOPBACK, "::1", "::"}:
+            return running.socket
+    return None
 
 
 def _owner_runs(folder: Path, pid: int) -> bool:

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from llamasup.observability.counters import InstanceGauges, NodeGauges
     from llamasup.supervision.events import Bus
 
-__all__ = [
-    "ConfigAccess",
-    "ConfigMistakes",
-    "ConsolePages",
-    "ControlTarget",
-    "Fetch",
-    "MakeConsole",
-    "ServiceOwner",
-    "UsageReport",
-    "refuse_if_stopping",
-    "shown",
-    "shut_down",
-]
-
 UsageReport = Callable[[str, str | None], Awaitable[Mapping[str, Any]]]
 """The ``usage`` object (docs/design.md) for ``by`` and ``since``. Raises UsageInvalid."""
 
@@ -180,28 +166,41 @@ class ConfigMistakes(ConfigInvalid):
     """The text of a config is invalid. ``mistakes`` as in ``config check --json``."""
 
     http_status = 400
+    _what = "mistake"
+    _remedy = "Correct the lines."
 
     def __init__(self, file: str, mistakes: Sequence[Mapping[str, Any]]) -> None:
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        super().__init__(f"The text has {count}; {file} is unchanged.", remedy="Correct the lines.")
+        count = f"1 {self._what}" if len(mistakes) == 1 else f"{len(mistakes)} {self._what}s"
+        super().__init__(f"The text has {count}; {file} is unchanged.", remedy=self._remedy)
         self.mistakes = mistakes
 
 
+class ConfigRefused(ConfigMistakes):
+    """The text makes changes that only the user of the machine may make."""
+
+    http_status = 403
+    cause = "config_refused"
+    _what = "refused change"
+    _remedy = "Change these values in the file itself, on its machine."
+
+
 class ConfigAccess(Protocol):
-    """The config file of ``serve`` (docs/control.md)."""
+    """The config file of ``serve`` (docs/control.md). ``trusted``: the request came over the private socket,
+    and so from the user of the machine.
+    """
 
     async def show(self) -> Mapping[str, Any]:
         """Raises ConfigInvalid if the file cannot be read."""
         ...
 
-    async def check(self, text: str) -> Mapping[str, Any]:
+    async def check(self, text: str, *, trusted: bool) -> Mapping[str, Any]:
         """The mistakes of ``text``, and what a reload with it would change."""
         ...
 
-    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
+    async def replace(self, text: str, version: str, *, trusted: bool) -> Mapping[str, Any]:
         """Write ``text``, reload, and return the changes. ``version``: of the text that it replaces.
 
-        Raises Conflict, ConfigMistakes and FolderUnusable.
+        Raises Conflict, ConfigMistakes, ConfigRefused and FolderUnusable.
         """
         ...
 
@@ -213,11 +212,11 @@ class ConsolePages(Protocol):
     def routes(self) -> Sequence[BaseRoute]: ...
 
     def is_open_for(self, request: Request) -> Callable[[], bool]:
-        """Whether a stream of this request may continue: a session of the console can end before it."""
+        """Whether a stream of this request may continue: its key or its session can end before it."""
         ...
 
 
 MakeConsole = Callable[[Callable[[], None]], ConsolePages]
 """Called in a thread, when the control application is loaded. The console calls its argument when a session
-has ended, so that the streams ask ``is_open_for``.
+or a key has ended, so that the streams ask ``is_open_for``.
 """

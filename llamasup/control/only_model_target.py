@@ -15,8 +15,6 @@ from llamasup.pool.catalog.only_model import OnlyModel
 from llamasup.pool.model import ManagedModel
 from llamasup.supervision.states import StartRequested
 
-__all__ = ["OnlyModelTarget"]
-
 
 class OnlyModelTarget(PoolTarget):
     """A request for a state that the model already has is not reported to the owner."""

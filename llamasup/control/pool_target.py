@@ -395,7 +395,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
         pinned=spec.stay.pin,
     )
     needs = None if managed.sized is None else dict(managed.sized.needs) or None
-    remedy = "" if managed.error is None else managed.error.remedy
+    remedy = spec.remedy or ("" if managed.error is None else managed.error.remedy)
     return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
 
 

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -20,7 +21,7 @@ from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["SOCKET_NAME", "THROUGH_PROXY", "Listening", "Reached", "listen", "reach", "with_key"]
+__all__ = ["SOCKET_NAME", "THROUGH_PROXY", "Listening", "Reached", "client_of", "listen", "reach", "with_key"]
 
 SOCKET_NAME = "control.sock"
 """In a run folder."""
@@ -28,6 +29,7 @@ SOCKET_NAME = "control.sock"
 THROUGH_PROXY = b"x-llamasup-through-proxy"
 """The header that the proxy adds to each request that it forwards to the control API."""
 
+_CLIENT = "x-llamasup-client"
 BACKLOG = 64
 _KEY_BYTES = 32
 
@@ -46,6 +48,11 @@ class Reached(Struct, frozen=True):
     url: str
     uds: str | None
     headers: Mapping[str, str]
+
+
+def client_of(headers: Mapping[str, str]) -> str:
+    """The client whose key a request has that the proxy forwards; empty without a key."""
+    return unquote(headers.get(_CLIENT, ""))
 
 
 def listen(path: Path) -> Listening:

@@ -16,8 +16,6 @@ import msgspec
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.supervision.events import PROTOCOL
 
-__all__ = ["MAX_ENDED_IN_EVENT", "REQUESTS_INTERVAL_S", "RequestUpdates", "Watcher"]
-
 # Between two events. uvloop's timers can fire 1 ms early, so an event may come a little earlier.
 REQUESTS_INTERVAL_S = 1.0
 _EARLY = 0.9

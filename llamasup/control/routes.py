@@ -44,11 +44,12 @@ from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.last_hour import STEP_S, LastHour
+from llamasup.observability.own_log import OwnLog, OwnLogTail
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.system.hardware.nvml import vram_by_process
-from llamasup.system.process.log_tail import MAX_LINES
+from llamasup.system.process.log_tail import MAX_LINES, LogTail
 from llamasup.system.text import json_text
 
 __all__ = ["Application"]
@@ -97,6 +98,7 @@ class Application:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        own_log: OwnLog,
         more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self._control_target = control_target
@@ -106,6 +108,7 @@ class Application:
         self._last_hour = last_hour
         self._tasks = tasks
         self._usage = usage
+        self._own_log = own_log
         self._streams = Streams()
         self._pulls = Streams(MAX_PULLS, "downloads", MAX_PULLS_OF_ONE)
         self._console = None if make_console is None else make_console(self._streams.wake)
@@ -126,6 +129,7 @@ class Application:
             _post(f"{PREFIX}/config/check", self._check_config),
             Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
             _get(f"{PREFIX}/decisions", self._show_decisions),
+            _get(f"{PREFIX}/logs", self._show_own_log),
             _get(f"{model}/logs", self._show_log),
             _get(f"{model}/why", self._show_why),
             _post(f"{model}/load", self._load),
@@ -147,8 +151,7 @@ class Application:
 
         A route of Starlette also matches a path with a newline after it.
         """
-        from_proxy = any(name == THROUGH_PROXY for name, _ in scope["headers"])
-        asgi = self._public if from_proxy else self._private
+        asgi = self._public if _is_from_proxy(Request(scope)) else self._private
         if scope["path"].endswith("\n"):
             scope = {**scope, "path": "/"}  # which is no route
         await asgi(scope, receive, send)
@@ -200,6 +203,10 @@ class Application:
 
     async def _plan(self, request: Request) -> Response:
         asked = await read_body(request, _PlanRequest)
+        if _is_from_proxy(request):
+            from llamasup.control.what_if import refuse_hosts  # here, to keep the start short
+
+            refuse_hosts(asked.settings)
         return _json(await self._control_target.plan(asked.model, asked.settings))
 
     async def _show_config(self, request: Request) -> Response:
@@ -210,12 +217,13 @@ class Application:
 
     async def _check_config(self, request: Request) -> Response:
         asked = await read_body(request, _ConfigText)
-        return _json(await self._config().check(asked.text))
+        return _json(await self._config().check(asked.text, trusted=not _is_from_proxy(request)))
 
     async def _replace_config(self, request: Request) -> Response:
         asked = await read_body(request, _ConfigText)
         try:
-            return _json(await self._config().replace(asked.text, asked.version))
+            trusted = not _is_from_proxy(request)
+            return _json(await self._config().replace(asked.text, asked.version, trusted=trusted))
         except ConfigMistakes as error:
             return _json({**error_object(error), "mistakes": error.mistakes}, error.http_status)
 
@@ -240,12 +248,18 @@ class Application:
         by, since = query.get("by", "model"), query.get("since")
         return _json(await self._usage(by, since))
 
+    async def _show_own_log(self, request: Request) -> Response:
+        lines = _number(request, "lines", USUAL_LINES, MAX_LINES)
+        return self._log_of(self._own_log.tail(lines), request)
+
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]
         lines = _number(request, "lines", USUAL_LINES, MAX_LINES)
-        follow = _number(request, "follow", 0, 1) == 1
-        log = await open_log(self._control_target.log_path(model), model, lines)
+        return self._log_of(await open_log(self._control_target.log_path(model), model, lines), request)
+
+    def _log_of(self, log: LogTail | OwnLogTail, request: Request) -> Response:
         try:
+            follow = _number(request, "follow", 0, 1) == 1
             self._streams.enter()
         except LlamasupError:
             log.close()
@@ -342,6 +356,10 @@ def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
     asgi = Starlette(routes=routes, exception_handlers=handlers)
     asgi.router.redirect_slashes = False  # a name may end with a slash
     return asgi
+
+
+def _is_from_proxy(request: Request) -> bool:
+    return THROUGH_PROXY.decode() in request.headers
 
 
 async def _refuse_upgrade(request: Request) -> Response:

@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping, UsageInvalid
 
-__all__ = ["Discovered", "Running", "RunningFact", "Unresponsive", "select_running"]
-
 
 class Running(Struct, frozen=True):
     """A llamasup that answers. ``models``: each with its state, as ``tiny (ready)``."""
@@ -54,7 +52,7 @@ def select_running(found: Discovered, pid: int | None) -> Running:
         return found.running[0]
     if len(found.running) + len(hanging) > 1:
         raise UsageInvalid(
-            f"{len(found.running) + len(hanging)} llamasups run here.",
+            f"{_counted(len(found.running) + len(hanging))} llamasup processes are running:",
             remedy="Choose one with --pid or --url.",
             details=(
                 *(running.shown for running in found.running),
@@ -67,9 +65,13 @@ def select_running(found: Discovered, pid: int | None) -> Running:
     if found.closed:
         closed = f" Only root can access these services: {', '.join(found.closed)}; use sudo."
     raise NotRunning(
-        "No llamasup runs here.",
+        "No llamasup is running on this machine for this user.",
         remedy=f"Start one: llamasup run MODEL, or llamasup serve; or choose one with --url.{closed}",
     )
+
+
+def _counted(count: int) -> str:
+    return ("Two", "Three", "Four", "Five")[count - 2] if count < 6 else str(count)
 
 
 def _with_pid(found: Discovered, pid: int) -> Running:
@@ -80,7 +82,7 @@ def _with_pid(found: Discovered, pid: int) -> Running:
         if process.pid == pid:
             raise _unresponsive_error(process)
     raise NotRunning(
-        f"No llamasup runs here with process ID {pid}.",
+        f"No llamasup with process ID {pid} is running on this machine for this user.",
         remedy="Choose one of these with --pid." if found.running else "Start llamasup first.",
         details=tuple(running.shown for running in found.running),
     )

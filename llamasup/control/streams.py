@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from llamasup.control.interface import ControlTarget
 from llamasup.control.request_updates import REQUESTS_INTERVAL_S, RequestUpdates
 from llamasup.errors import Conflict, LogMissing
+from llamasup.observability.own_log import OwnLogTail
 from llamasup.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.text import json_text
@@ -243,9 +244,9 @@ async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
 
 
 async def log_stream(
-    log: LogTail, streams: Streams, *, follow: bool, is_open: Callable[[], bool] = lambda: True
+    log: LogTail | OwnLogTail, streams: Streams, *, follow: bool, is_open: Callable[[], bool] = lambda: True
 ) -> AsyncGenerator[bytes]:
-    """The unchanged bytes of llama-server's lines; with ``follow`` also of the lines to come."""
+    """The unchanged bytes of the lines; with ``follow`` also of the lines to come."""
     with streams.waking() as wake:
         while True:
             wake.clear()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.reading import read_text
-from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.errors import LlamasupError, NotAllowed, UsageInvalid
 from llamasup.models.registry import with_options
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.attempts import Planner
@@ -21,9 +21,8 @@ from llamasup.planning.facts import Launch
 from llamasup.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.pool.estimate import prepare_listed
 from llamasup.pool.starter import devices_of, with_devices
+from llamasup.settings.declaration import settings_of
 from llamasup.settings.model import ModelSettings
-
-__all__ = ["Planned", "asked_settings", "plan_with", "spec_of_file"]
 
 _NOWHERE = Path("/nonexistent")
 _NAME = "model"
@@ -40,6 +39,16 @@ class Planned(Struct, frozen=True):
     shown: Mapping[str, Any]
     needs: Mapping[str, int]
     refused: LlamasupError | None
+
+
+def refuse_hosts(given: Mapping[str, Any]) -> None:
+    """Raises NotAllowed for settings that name hosts: a plan connects to them, and says what answers."""
+    for key, (_, setting) in settings_of(ModelSettings).items():
+        if key in given and setting.outside == "host":
+            raise NotAllowed(
+                f"{key} names hosts, to which a plan for a client may not connect.",
+                remedy="Use `llamasup plan` on that machine.",
+            )
 
 
 def asked_settings(given: Mapping[str, Any]) -> ModelSettings:

@@ -15,8 +15,6 @@ from msgspec import Struct
 from llamasup.doctor.facts import Check
 from llamasup.system.text import json_text, printable
 
-__all__ = ["RunningReport", "bug_report"]
-
 _INTRODUCTION = """\
 Written by `llamasup doctor --report`. It contains no prompts, answers or keys, but names of models and
 folders: read it before you publish it."""

@@ -33,8 +33,6 @@ from llamasup.system.process.sweep import stale_runs
 from llamasup.system.storage.folders import cache_folder, read_bounded, state_folder
 from llamasup.system.text import memory_text
 
-__all__ = ["collect_facts"]
-
 _KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
@@ -120,10 +118,12 @@ def _model_fact(
     model: str, runtime: str | None, environ: Mapping[str, str], has_runtime: bool
 ) -> ModelFact | None:
     """The plan of ``run`` or its error. None if only the runtime is missing, which has its own check."""
+    from llamasup.models.by_name import file_of
     from llamasup.planning.attempts import Planner
     from llamasup.planning.facts import prepare, read_given  # its import with the planner takes 70 ms
 
     try:
+        model = file_of(model)
         if not has_runtime:  # no second search: a runtime whose driver hangs takes 20 s
             read_given(model)
             return None

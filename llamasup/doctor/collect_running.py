@@ -14,8 +14,6 @@ from llamasup.doctor.bug_report import RunningReport
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.shareable_lines import shareable_lines
 
-__all__ = ["collect_running", "versions"]
-
 _PACKAGES = ("httpx", "httptools", "msgspec", "psutil", "typer", "uvloop", "uvicorn", "xllamacpp")
 _MAX_LINES = 200
 _READ_LINES = 5000  # a start writes about 150 lines, and each request about 20

@@ -15,17 +15,6 @@ from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 from llamasup.system.process.exit import StaleRun
 
-__all__ = [
-    "CertificateFact",
-    "Check",
-    "ConfigFile",
-    "Facts",
-    "FolderFact",
-    "ModelFact",
-    "NvmlFact",
-    "RuntimeFact",
-]
-
 
 class Check(Struct, frozen=True):
     name: str

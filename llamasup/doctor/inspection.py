@@ -20,9 +20,6 @@ from llamasup.planning.sizes import PlanSizes, choose_sizes
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growths", "model_as_json", "projectors_of"]
-
-
 # Longer than every sliding window, so the KV cache grows linearly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
 # All options that the sizes of a plan depend on, as in b11434 and later: inspect runs no llama-server.

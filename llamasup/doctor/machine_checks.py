@@ -7,17 +7,6 @@ from collections.abc import Iterator
 from llamasup.doctor.facts import Check, Facts
 from llamasup.system.text import memory_text
 
-__all__ = [
-    "check_address_space",
-    "check_cpu",
-    "check_huge_pages",
-    "check_locked_memory",
-    "check_memory",
-    "check_numa",
-    "check_open_files",
-    "check_priority",
-]
-
 _MIB = 1 << 20
 # The demo model runs in 40 MiB; the smallest models of use have some 300 MB.
 _MIN_MEMORY = 512 * _MIB

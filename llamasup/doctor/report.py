@@ -13,8 +13,6 @@ from llamasup.doctor import machine_checks, runtime_checks
 from llamasup.doctor.facts import Check, Facts
 from llamasup.system.text import printable
 
-__all__ = ["as_json", "run_checks"]
-
 
 def run_checks(facts: Facts) -> tuple[Check, ...]:
     """The results that apply to this machine, in the order of the report."""
@@ -98,6 +96,7 @@ def _check_certificate(facts: Facts) -> Iterator[Check]:
 _CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     runtime_checks.check_runtimes,
     runtime_checks.check_capabilities,
+    runtime_checks.check_ffmpeg,
     runtime_checks.check_model,
     runtime_checks.check_devices,
     runtime_checks.check_nvml,

@@ -6,19 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from llamasup.doctor.facts import Check, Facts
 from llamasup.errors import LlamasupError
+from llamasup.llama_server.foreign_words import ignored_variables
 from llamasup.system.hardware.devices import Device
 from llamasup.system.text import memory_text
-
-__all__ = [
-    "check_capabilities",
-    "check_config_files",
-    "check_devices",
-    "check_environment",
-    "check_model",
-    "check_nvml",
-    "check_runtimes",
-    "option_names",
-]
 
 
 def check_runtimes(facts: Facts) -> Iterator[Check]:
@@ -54,6 +44,25 @@ def check_capabilities(facts: Facts) -> Iterator[Check]:
         yield Check("capabilities", True, f"{found}; not {missing}", "A newer llama-server has all of them.")
     else:
         yield Check("capabilities", True, found)
+
+
+def check_ffmpeg(facts: Facts) -> Iterator[Check]:
+    """llama-server needs both programs for WebP images and videos (b11434).
+
+    If one is missing, it answers 400 "Failed to load image or audio file".
+    """
+    known = facts.runtimes[0].capabilities
+    if known is None or known.knows("--mmproj") is None or facts.hardware.has_ffmpeg is None:
+        return
+    if facts.hardware.has_ffmpeg:
+        yield Check("ffmpeg", True, "ffmpeg and ffprobe are on PATH, for WebP images and videos")
+    else:
+        yield Check(
+            "ffmpeg",
+            True,
+            "ffmpeg and ffprobe are not both on PATH: llama-server refuses WebP images and videos",
+            "Install ffmpeg if clients send WebP images or videos.",
+        )
 
 
 def check_model(facts: Facts) -> Iterator[Check]:
@@ -175,10 +184,8 @@ def check_config_files(facts: Facts) -> Iterator[Check]:
 
 
 _USE_OPTIONS = "Pass the settings that you need to llamasup, as options or after --."
-_SCRUBBED = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_SERVER_", "AIP_")
 
 
 def check_environment(facts: Facts) -> Iterator[Check]:
-    names = sorted(name for name in facts.environ if name.startswith(_SCRUBBED))
-    if names:
-        yield Check("environment", True, f"not passed on: {', '.join(names)}", _USE_OPTIONS)
+    if ignored := ignored_variables(facts.environ):
+        yield Check("environment", True, ignored, _USE_OPTIONS)

@@ -22,7 +22,7 @@ from llamasup.downloads.reference import Ref, shown_url
 from llamasup.downloads.remote_file import retry_after_s
 from llamasup.downloads.transport import PinnedTransport
 from llamasup.downloads.url_policy import UrlPolicy
-from llamasup.errors import DownloadFailed
+from llamasup.errors import DownloadFailed, without_errno
 from llamasup.http.httpx_import import httpx
 from llamasup.system.text import printable
 
@@ -249,4 +249,4 @@ def _is_untrusted(error: BaseException | None) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return (str(error) or "the connection was cut").removesuffix(".")
+    return without_errno(str(error) or "the connection was cut").removesuffix(".")

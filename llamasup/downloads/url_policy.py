@@ -45,7 +45,8 @@ class UrlPolicy(Struct, frozen=True):
             return
         raise DownloadRefused(
             f"{shown_url(url)} is refused: plain http does not protect the download from changes.",
-            remedy="Use https, or allow http with --allow-http.",
+            remedy="Use https, or allow http: llamasup pull --allow-http URL "
+            "(in a config: downloads.allow_http).",
         )
 
     def is_endpoint(self, url: str) -> bool:
@@ -65,7 +66,8 @@ class UrlPolicy(Struct, frozen=True):
             return public
         raise DownloadRefused(
             f"{shown_url(url)} is refused: its host has the private address {addresses[0]}.",
-            remedy="If this is intended, allow it with --allow-private (in a config: private_addresses).",
+            remedy="If this is intended, allow it: llamasup pull --allow-private URL "
+            "(in a config: downloads.private_addresses).",
         )
 
 

@@ -12,8 +12,6 @@ from msgspec import Struct
 from llamasup.embedded.option import OFF, ON, InvalidValue, Option, Question
 from llamasup.embedded.values import boolean
 
-__all__ = ["ArgumentError", "Assignment", "Request", "apply", "parse"]
-
 
 class ArgumentError(Exception):
     """The whole text for stderr."""

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["OFF", "ON", "InvalidValue", "Option", "Question", "Setter"]
-
 _COLUMN = 40
 _WIDTH = 70
 

@@ -15,8 +15,6 @@ from llamasup.embedded.setters import (
 )
 from llamasup.embedded.values import PRIORITIES
 
-__all__ = ["COMPUTE"]
-
 _ROPE_SCALINGS = {
     "none": "LLAMA_ROPE_SCALING_TYPE_NONE",
     "linear": "LLAMA_ROPE_SCALING_TYPE_LINEAR",

@@ -15,8 +15,6 @@ from llamasup.embedded.rules import (
 from llamasup.embedded.setters import choice, on_off, option_integer, switch, text
 from llamasup.embedded.values import KV_TYPES
 
-__all__ = ["MODEL"]
-
 _LOAD_MODES = {
     "auto": "LLAMA_LOAD_MODE_AUTO",
     "none": "LLAMA_LOAD_MODE_NONE",

@@ -7,9 +7,6 @@ from llamasup.embedded.rules import at_least_minus_one, at_least_zero, grammar, 
 from llamasup.embedded.setters import sampled, switch
 from llamasup.embedded.values import integer, number, unsigned
 
-__all__ = ["SAMPLING"]
-
-
 # Two lines an option; the formatter would make it twelve.
 # fmt: off
 SAMPLING: tuple[Option, ...] = (

@@ -25,8 +25,6 @@ from llamasup.embedded.setters import (
     text,
 )
 
-__all__ = ["SERVER"]
-
 _POOLINGS = {
     "none": "LLAMA_POOLING_TYPE_NONE",
     "mean": "LLAMA_POOLING_TYPE_MEAN",

@@ -23,9 +23,6 @@ from llamasup.embedded.setters import (
 )
 from llamasup.embedded.values import PRIORITIES
 
-__all__ = ["SPECULATIVE"]
-
-
 # Two lines an option; the formatter would make it twelve.
 # fmt: off
 SPECULATIVE: tuple[Option, ...] = (

@@ -14,8 +14,7 @@ from typing import Any
 from llamasup.embedded.arguments import ArgumentError, apply, parse
 from llamasup.embedded.option import Question
 from llamasup.embedded.table import Section, help_text, options_of, supported
-
-__all__ = ["device_list", "main"]
+from llamasup.errors import without_errno
 
 _DEFAULT_PORT = 8080
 _AUTO_SLOTS = -1
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
             f"error: the embedded runtime cannot load xllamacpp ({error}): pip install 'llamasup[embedded]'\n"
         )
     except Exception as error:
-        sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"error: {type(error).__name__}: {without_errno(str(error))}\n")
     return 1
 
 

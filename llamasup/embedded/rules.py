@@ -13,34 +13,6 @@ from llamasup.embedded.option import ON, InvalidValue, Setter
 from llamasup.embedded.setters import get_attribute, read_into, sampled, set_attribute, xllamacpp_module
 from llamasup.embedded.values import file_text, integer, items, number, three_way
 
-__all__ = [
-    "SPECULATIVE_TYPES",
-    "at_least_minus_one",
-    "at_least_zero",
-    "cors_origins",
-    "cpu_moe",
-    "ctx_size",
-    "draft_sampling",
-    "fit_target",
-    "flash_attn",
-    "gpu_layers",
-    "grammar",
-    "keys_file",
-    "lora",
-    "override_tensor",
-    "parallel",
-    "reasoning",
-    "rerank",
-    "rope_scale",
-    "samplers",
-    "sleep_idle",
-    "speculative_types",
-    "template_kwargs",
-    "tensor_split",
-    "timeout",
-    "verbose",
-]
-
 
 def ctx_size() -> Setter:
     def apply(params: Any, value: str) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 from llamasup.system.native import native
 
-__all__ = ["serve"]
-
 # The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that
 # and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
 _LOOP_BEGINS_S = 0.05

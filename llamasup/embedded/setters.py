@@ -18,26 +18,6 @@ from llamasup.embedded.values import (
     unsigned,
 )
 
-__all__ = [
-    "add_items",
-    "affinity",
-    "choice",
-    "contents",
-    "folder",
-    "get_attribute",
-    "on_off",
-    "option_integer",
-    "option_number",
-    "positive",
-    "read_into",
-    "replace_items",
-    "sampled",
-    "set_attribute",
-    "switch",
-    "text",
-    "xllamacpp_module",
-]
-
 
 def xllamacpp_module() -> Any:
     import xllamacpp  # late: 50 ms

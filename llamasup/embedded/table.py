@@ -9,8 +9,6 @@ from llamasup.embedded.options_sampling import SAMPLING
 from llamasup.embedded.options_server import SERVER
 from llamasup.embedded.options_speculative import SPECULATIVE
 
-__all__ = ["Section", "help_text", "options_of", "supported"]
-
 Section = tuple[str, tuple[Option, ...]]
 
 _TABLE: tuple[Section, ...] = (

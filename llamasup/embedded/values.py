@@ -10,21 +10,7 @@ import re
 from pathlib import Path
 
 from llamasup.embedded.option import InvalidValue
-
-__all__ = [
-    "KV_TYPES",
-    "PRIORITIES",
-    "boolean",
-    "cpu_mask",
-    "cpu_range",
-    "existing_folder",
-    "file_text",
-    "integer",
-    "items",
-    "number",
-    "three_way",
-    "unsigned",
-]
+from llamasup.system.text import split_row
 
 _INTEGER = re.compile(r"\s*([+-]?\d+)")
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
@@ -90,7 +76,7 @@ def three_way(text: str) -> bool | None:
 
 def items(text: str) -> list[str]:
     """The non-empty parts between commas."""
-    return [part for part in text.split(",") if part]
+    return [part for part in split_row(text) if part]
 
 
 def cpu_mask(text: str) -> list[bool]:
@@ -117,7 +103,8 @@ def file_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"error: failed to open file '{path}' ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidValue(f"error: failed to open file '{path}' ({why})") from None
 
 
 def existing_folder(path: str) -> str:

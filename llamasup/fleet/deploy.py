@@ -39,7 +39,7 @@ from llamasup.fleet.serve_view import (
     why_not_ready,
 )
 from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import DEMO
+from llamasup.planning.demo import DEMO
 from llamasup.pool.estimate import prepare_listed
 from llamasup.service.inventory import read_inventory
 from llamasup.settings.sections import Fleet

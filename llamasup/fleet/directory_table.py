@@ -10,8 +10,6 @@ from typing import Final
 
 from llamasup.fleet.messages import SETTLED_AFTER_S, FleetNode, ListedModel, NodeReport, Poll, Snapshot
 
-__all__ = ["GONE_AFTER_S", "ROOM_AFTER_S", "DirectoryTable"]
-
 GONE_AFTER_S: Final = 30.0
 """A node reports each second, unless its machine or Ray is very busy. Long, because a node that is not listed
 gets no new requests; fronts see by themselves, in seconds, that a node does not answer.

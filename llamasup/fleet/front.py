@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from llamasup.config import Config
     from llamasup.service.serve import ServeOptions
 
-__all__ = ["as_front"]
-
 
 def as_front(
     options: ServeOptions, environ: Mapping[str, str], *, has_own_models: bool = False

@@ -17,8 +17,6 @@ from llamasup.peers.membership import ExpectedModel
 from llamasup.pool.catalog.listing import encode_list, encode_one
 from llamasup.queueing.unavailable import Unavailable, generation_ended
 
-__all__ = ["IngressModels", "no_node", "replica_ended"]
-
 
 class IngressModels:
     """``is_served``: whether a replica of the model with this id takes requests."""

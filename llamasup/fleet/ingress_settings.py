@@ -18,8 +18,6 @@ from llamasup.supervision.states import Policy
 if TYPE_CHECKING:
     from llamasup.config import Config
 
-__all__ = ["ingress_settings", "refuse_without_key"]
-
 
 def ingress_settings(config: Config, secret: str, environ: Mapping[str, str]) -> IngressSettings | None:
     """None without ``fleet.ingress``. Only digests of keys leave this machine, with a salt of the fleet:

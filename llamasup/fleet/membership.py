@@ -22,8 +22,6 @@ from llamasup.fleet.secret import directory_key, is_signed, node_key
 from llamasup.http.httpx_import import httpx
 from llamasup.peers.membership import ExpectedModel, Peer
 
-__all__ = ["FleetMembership", "Known", "merged"]
-
 _RETRY_S: Final = 1.0
 _MAX_BYTES: Final = 32 << 20
 _REPEAT_S: Final = 1.0  # a changed number of waiting requests is reported as often

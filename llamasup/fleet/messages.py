@@ -9,23 +9,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-__all__ = [
-    "LEAVE_S",
-    "POLL_PATH",
-    "POLL_S",
-    "SETTLED_AFTER_S",
-    "SIGNATURE",
-    "FleetNode",
-    "ListedModel",
-    "NodeLoad",
-    "NodeReport",
-    "Poll",
-    "Snapshot",
-    "is_asleep",
-    "routing_load",
-    "routing_stats",
-]
-
 _ENDED = "ended"
 POLL_PATH = "/fleet/v1/poll"
 SIGNATURE = "x-llamasup-signature"

@@ -24,8 +24,6 @@ from llamasup.settings.names import is_pattern
 from llamasup.settings.sections import Downloads
 from llamasup.settings.units import duration_text
 
-__all__ = ["CERTIFICATE", "KEYS", "PRIVATE_KEY", "node_config"]
-
 # The files that a node writes next to its config.
 KEYS: Final = "keys"
 CERTIFICATE: Final = "certificate.pem"

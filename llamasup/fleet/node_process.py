@@ -14,7 +14,7 @@ import ssl
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -32,8 +32,6 @@ from llamasup.fleet.secret_file import VARIABLE
 from llamasup.http.httpx_import import httpx
 from llamasup.system.own_command import own_command
 from llamasup.system.storage.folders import Claimed, claim
-
-__all__ = ["NO_ANSWER", "STOP_S", "NodeProcess", "NodeSpec"]
 
 STOP_S: Final = 30.0
 """``stop`` takes at most as long."""
@@ -117,7 +115,7 @@ class NodeProcess:
         self._folder = folder
         certificate = node_certificate(spec.secret, self._host)
         keys = (
-            f"{node_key(spec.secret)} name=fleet priority=high\n"
+            f"{node_key(spec.secret)} name=fleet rights=inference,node priority=high\n"
             f"{control_key(spec.secret)} name=fleet-node rights=control\n"
         )
         _write(folder / KEYS, keys.encode())
@@ -137,7 +135,7 @@ class NodeProcess:
                     self._note(msgspec.json.decode(line))
         code = await child.wait()
         if not self._started.done():
-            message = self._failure or _start_error(messages) or f"llamasup ended with exit code {code}."
+            message = self._failure or _in_one_line(*messages) or f"llamasup ended with exit code {code}."
             self._started.set_exception(self._failed(message, code or 75))
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -145,7 +143,8 @@ class NodeProcess:
             case {"event": "ready", "url": str(url)} if not self._started.done():
                 self._started.set_result(url)
             case {"event": "failed", "message": str(message), "remedy": str(remedy)}:
-                self._failure = " ".join(filter(None, (message, *event.get("details", ()), remedy)))
+                details = event.get("details", ())  # they say more than the message, which counts them
+                self._failure = _in_one_line(*(details or (message,)), remedy)
                 if not self._started.done():
                     self._started.set_exception(self._failed(self._failure))
 
@@ -252,12 +251,12 @@ async def _pass_on(stderr: asyncio.StreamReader, messages: deque[str]) -> None:
         messages.append(text.strip())
 
 
-def _start_error(messages: Iterable[str]) -> str:
-    """What llamasup has written before it ended, in one line. The config of a node is no file that a user has
-    written, so its path and its lines are left out.
+def _in_one_line(*messages: str) -> str:
+    """Join the messages of a node. Its config is no file that a user has written, so the path and the lines
+    of the config are left out.
     """
-    said = (_OF_CONFIG.sub("", line.removeprefix("llamasup: ").removeprefix("→ ")) for line in messages)
-    return " ".join(line if line.endswith((".", "?")) else f"{line}." for line in said if line)
+    shown = (_OF_CONFIG.sub("", line.removeprefix("llamasup: ").lstrip(" →")) for line in messages)
+    return " ".join(line if line.endswith((".", "?")) else f"{line}." for line in shown if line)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.secret import node_key
-from llamasup.http.heads import HttpError, error_body, error_lines, pairs_of, read_response_headers
+from llamasup.http.heads import HeadRules, HttpError, error_body, error_lines, pairs_of
 from llamasup.http.httpx_import import httpx
-
-__all__ = ["AnswerBegin", "NodeRequests"]
+from llamasup.http.response_heads import read_response_headers
 
 _CONNECT_S = 5.0
 _KEPT_CONNECTIONS = 64
@@ -83,6 +82,6 @@ class NodeRequests:
 def _lines_of(answer: httpx.Response) -> bytes:
     """With the length, which stays what it was, as the body does. Serve adds a date and a server itself."""
     own = [(name, value) for name, value in answer.headers.raw if name.lower() not in (b"date", b"server")]
-    lines, _ = read_response_headers(own)
+    lines, _ = read_response_headers(own, HeadRules(data_only=True))
     length = answer.headers.get("content-length")
     return lines if length is None else lines + b"Content-Length: " + length.encode() + b"\r\n"

@@ -13,8 +13,6 @@ from llamasup.fleet.messages import is_asleep, routing_load
 from llamasup.pool.replicas.affinity import Affinity
 from llamasup.pool.replicas.conversation import Conversation, read_conversation
 
-__all__ = ["FORWARD", "PromptRouter"]
-
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""
 _CONVERSATION: Final = "_llamasup_conversation"

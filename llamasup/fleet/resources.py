@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from llamasup.errors import ConfigInvalid
 from llamasup.settings.sections import Fleet, FleetModel
 
-__all__ = ["PlannedNeeds", "actor_options", "are_given", "given_for"]
-
 
 class PlannedNeeds(Struct, frozen=True):
     """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own

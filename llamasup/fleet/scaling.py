@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["ABSENT_S", "LOAD", "MAKES_ROOM", "ScaleByLoad", "replicas_for"]
-
 LOAD: Final = "load"
 """The name of the reported metric: ``NodeLoad.demand``."""
 MAKES_ROOM: Final = "makes_room"

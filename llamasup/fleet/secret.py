@@ -10,16 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-__all__ = [
-    "control_key",
-    "derived",
-    "directory_key",
-    "fleet_id",
-    "is_signed",
-    "node_key",
-    "signature",
-]
-
 
 def derived(secret: str, purpose: str) -> bytes:
     return hmac.digest(secret.encode(), f"llamasup fleet: {purpose}".encode(), hashlib.sha256)

@@ -13,26 +13,6 @@ from llamasup.fleet.messages import NodeReport
 from llamasup.http.address import is_loopback
 from llamasup.settings.sections import Fleet
 
-__all__ = [
-    "DIRECTORY",
-    "FLEET_ID",
-    "INGRESS",
-    "LAST_FAILED",
-    "Deployed",
-    "Problem",
-    "deployment_name",
-    "has_failed",
-    "is_reached_at",
-    "next_version",
-    "problems",
-    "reason",
-    "route_prefix",
-    "serve_address",
-    "starting",
-    "status_of",
-    "why_not_ready",
-]
-
 DIRECTORY: Final = "directory"
 INGRESS: Final = "ingress"
 FLEET_ID: Final = "fleet_id"

@@ -14,14 +14,18 @@ __all__ = [
     "ENCODER_DECODERS",
     "FIXED_WINDOWS",
     "FULL_ATTENTION_INTERVAL",
+    "IMAGE_MODELS",
     "INDEXED",
     "KNOWN",
     "LAYERS_WITH_OWN_KV",
+    "MOST_IMAGE_TOKENS",
+    "POOLED_IMAGES",
     "RECURRENT",
     "RECURRENT_WITHOUT_KV_HEADS",
     "SIDE_LENGTHS",
     "SLIDING_ONLY_WITH_LAYERS",
     "SLIDING_PERIODS",
+    "WITHOUT_MTP_GRAPH",
 ]
 
 
@@ -40,8 +44,23 @@ DIFFUSION = _names("dream llada llada-moe rnd1")
 
 ENCODER_DECODERS = frozenset({"t5"})
 
+# Models of images and videos, as ComfyUI-GGUF and stable-diffusion.cpp name them.
+IMAGE_MODELS = _names(
+    "aura chroma cosmos flux flux2 hidream hyvid kandinsky5 ltxv lumina2 omnigen2 pig qwen_image sd1 sd3 "
+    "sdxl wan z_image"
+)
+
 # Heads that draft for one target model and cannot run alone.
 DRAFT_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+
+# Their files may have MTP layers (nextn_predict_layers), which llama.cpp keeps and does not compute. In
+# granite-switch, the key counts layers of its router.
+WITHOUT_MTP_GRAPH = _names("bailingmoe2 dots3note exaone-moe exaone4 glm4 granite-switch")
+
+# Projectors whose images llama.cpp computes without a causal mask, in one micro-batch (mtmd-helper.cpp).
+# Those of the first kind pool a fixed number of patches; the others limit the tokens of an image (clip.cpp).
+POOLED_IMAGES = frozenset({"gemma3"})
+MOST_IMAGE_TOKENS = {"gemma3nv": 256, "gemma4v": 1120, "gemma4uv": 1120, "gemma4a": 750, "gemma4ua": 750}
 
 # Every layer is recurrent, none has a KV cache.
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})

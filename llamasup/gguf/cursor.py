@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from llamasup.errors import ModelInvalid
 
-__all__ = ["DAMAGED", "Cursor", "Short"]
-
 DAMAGED = "The file is damaged or was not downloaded completely: download it again."
 
 _KEPT_STRING_BYTES = 1024 * 1024  # chat templates are up to 100 KB; tokenizer.huggingface.json is not needed

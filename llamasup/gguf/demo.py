@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-__all__ = ["demo_draft", "demo_model"]
-
 
 def demo_model() -> bytes:
     """The file. Raises FileNotFoundError if the installation is incomplete."""

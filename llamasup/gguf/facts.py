@@ -14,21 +14,6 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-__all__ = [
-    "PURPOSES",
-    "ChatTemplate",
-    "Experts",
-    "FimTokens",
-    "Indexer",
-    "ModelClass",
-    "ModelFacts",
-    "RecurrentState",
-    "Split",
-    "Vocabulary",
-    "is_served",
-    "read_chat_template",
-]
-
 
 class ModelClass(StrEnum):
     """The purpose of the file, which decides how llama-server loads it."""
@@ -37,10 +22,19 @@ class ModelClass(StrEnum):
     ENCODER = "encoder"  # embeddings
     RERANKER = "reranker"
     ENCODER_DECODER = "encoder-decoder"
+    DECISION = "decision"  # probabilities for the answers to typed questions
     PROJECTOR = "projector"  # loaded with a model, as --mmproj
     LORA = "lora"  # loaded with a model, as --lora
     DRAFT = "draft"  # a draft head (EAGLE-3, DFlash, MTP assistant): loaded with its target model
     VOCAB = "vocab"  # a tokenizer without weights
+    OTHER = "other"  # no language model: an image model, a control vector, …
+
+
+# Types of decision models whose answers are logits of the last token: their prompts take any micro-batches.
+# The others read the embeddings of several tokens (tools/server/README.md; b11549).
+_ANSWER_BY_LOGITS = frozenset({"openjev", "lev", "nimble", "pplx-decider", "lfm2-d1"})
+# Their attention is not causal.
+_WITHOUT_TEXT = frozenset({"laya", "clef", "lfm2-d1-omni"})
 
 
 class ChatTemplate(Struct, frozen=True):
@@ -154,9 +148,11 @@ class ModelFacts(Struct, frozen=True):
     ] = ()  # per layer: has a KV cache (not recurrent, sharing, MTP or encoder layers)
     causal: bool = True
     experts: Experts = Experts()
+    image_tokens: int = 0  # of a projector: the most that llama.cpp computes in one micro-batch; 0: any
     projection_length: int = 0  # of a projector: the width of the models it is for; 0 if uncertain
     adapted_length: int = 0  # of a LoRA adapter: the width of the models it is for; 0 if uncertain
     base_models: tuple[str, ...] = ()  # the models that an adapter names as its base
+    drafts_itself: bool = False  # has the tensors of its MTP layers, and llama.cpp a graph for them
     mtp_layers: int = 0  # {a}.nextn_predict_layers: multi-token prediction, for self-speculation
     vocabulary: Vocabulary = Vocabulary()
     fim: FimTokens = FimTokens()
@@ -166,20 +162,33 @@ class ModelFacts(Struct, frozen=True):
     input_bytes: int = 0  # everything outside the layers, without the output: token embeddings and more
     output_bytes: int = 0  # output head and its norm
     tied_output: bool = False  # no output.weight: the token embeddings are used and loaded twice
+    known: bool = True  # False: llamasup does not know the architecture, and the sizes are upper bounds
+    decision: str = ""  # {a}.decision.type of a decision model: openjev, lev, kev, …
+    contents: str = ""  # of a file of class OTHER: what it is
     version: int = 3  # of the GGUF container
     big_endian: bool = False
 
     @property
     def quantized_kv_fits(self) -> bool:
         """Head sizes divide by 32, the block of q8_0, q4_0 and the other KV cache types."""
-        return self.key_length > 0 and self.key_length % 32 == 0 and self.value_length % 32 == 0
+        return (
+            self.known and self.key_length > 0 and self.key_length % 32 == 0 and self.value_length % 32 == 0
+        )
+
+    @property
+    def embeds_decisions(self) -> bool:
+        """Whether decisions need the embeddings of all tokens, and so the whole prompt in one micro-batch."""
+        return bool(self.decision) and self.decision not in _ANSWER_BY_LOGITS
+
+    @property
+    def only_decides(self) -> bool:
+        """Whether it is a decision model that llama-server cannot let generate text."""
+        return self.decision in _WITHOUT_TEXT
 
 
 _TOOLS = re.compile(r"\btools\b")
-# "{{ message['role'] }}" renders any role, so the system's too (ChatML).
-_ANY_ROLE = re.compile(r"\{\{[^}]*\b\w+(?:\['role'\]|\[\"role\"\]|\.role\b)")
-# Gemma's first templates: raise_exception('System role not supported').
-_NO_SYSTEM = re.compile(r"raise_exception\([^)]*system[^)]*not (?:supported|allowed)", re.IGNORECASE)
+_ROLE = re.compile(r"\w(?:\['role'\]|\[\"role\"\]|\.role\b)")
+_REFUSED = re.compile(r"not (?:supported|allowed)")
 _REASONING = re.compile(
     r"<think>|</think>|\[THINK\]|<\|think|<\|channel\|?>|reasoning_content|enable_thinking|reasoning_effort|<reasoning>"
 )
@@ -192,9 +201,21 @@ def read_chat_template(text: str, *, tool_template: bool = False) -> ChatTemplat
     return ChatTemplate(
         present=True,
         tools=tool_template or _TOOLS.search(text) is not None,
-        system=_NO_SYSTEM.search(text) is None and ("system" in text or _ANY_ROLE.search(text) is not None),
+        system=not _refuses_system(text) and ("system" in text or _renders_any_role(text)),
         reasoning=_REASONING.search(text) is not None,
     )
+
+
+# Both take linear time: a template has any size, and a regular expression holds the interpreter's lock.
+def _renders_any_role(text: str) -> bool:
+    """``{{ message['role'] }}`` renders any role, so the system's too (ChatML)."""
+    return any(_ROLE.search(part.partition("}")[0]) for part in text.split("{{")[1:])
+
+
+def _refuses_system(text: str) -> bool:
+    """Gemma's first templates: ``raise_exception('System role not supported')``."""
+    reasons = (part.partition(")")[0] for part in text.lower().split("raise_exception(")[1:])
+    return any(_REFUSED.search(reason.partition("system")[2]) for reason in reasons)
 
 
 PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
@@ -203,17 +224,21 @@ PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
         ModelClass.ENCODER: "embeddings (/v1/embeddings)",
         ModelClass.RERANKER: "ranking documents by a query (/v1/rerank)",
         ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
+        ModelClass.DECISION: "answers to typed questions (/v1/systemone)",
         ModelClass.PROJECTOR: "images or sound for its model: --mmproj FILE",
         ModelClass.LORA: "changes the model that it was trained on: -- --lora FILE",
         ModelClass.DRAFT: "drafts tokens for its model: --draft-model FILE",
         ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
+        ModelClass.OTHER: "no language model: nothing to serve",
     }
 )
 
 
-_ATTACHMENTS = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
+_NOT_SERVED = frozenset(
+    {ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB, ModelClass.OTHER}
+)
 
 
 def is_served(facts: ModelFacts) -> bool:
     """Whether the file is a model that llama-server serves by itself."""
-    return facts.model_class not in _ATTACHMENTS
+    return facts.model_class not in _NOT_SERVED

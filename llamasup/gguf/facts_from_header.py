@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf import architectures
@@ -57,7 +59,7 @@ _ROUTED_EXPERTS = re.compile(r"_(?:ch)?exps\.")
 _READS_WIDTH = re.compile(r"blk\.\d+\.(?:attn_(?:q|k|v|qkv)|ffn_(?:gate|up))\.weight\.lora_a$")
 _MAX_BASES = 16  # a merge has a few
 _OUTPUT = ("output.", "output_norm.", "dec.output_norm.", "cls.", "dense_")
-# Neither models nor drafts: general.type, or general.architecture in older files.
+# By general.type, or by general.architecture in older files.
 _NOT_MODELS = {
     "imatrix": "an importance matrix, which llama-quantize reads",
     "controlvector": "a control vector, which llama-server loads with a model (--control-vector)",
@@ -97,9 +99,14 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
             f"this is part {split.index + 1} of a model in {split.count} files",
             remedy="Give the first part (…-00001-of-…): llama-server finds the others by its name.",
         )
-    architecture = _architecture(first)
+    architecture = Keys(first).text("general.architecture") or ""
     tensors = [tensor for part in parts for tensor in part.tensors]
+    if contents := _contents(first, architecture, tensors):
+        keys = Keys(first, architecture)
+        return replace(_outline(parts, tensors, keys, ModelClass.OTHER, split), contents=contents)
     model_class = _model_class(first, architecture, tensors, split)
+    if architecture not in architectures.KNOWN and model_class not in _WITHOUT_LAYERS:
+        return _outline(parts, tensors, Keys(first, architecture), model_class, split)
     keys = Keys(first, _prefix(first, architecture))
 
     optional = model_class in _WITHOUT_LAYERS
@@ -118,17 +125,15 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
     recurrent = recurrent_layers(keys, architecture, head_counts_kv, feed_forward, layers - mtp_layers)
     pooling = _pooling(keys)
     causal = keys.flag("{a}.attention.causal")
-    by_layer, by_experts, input_bytes, output_bytes = _tensor_bytes(tensors, layers)
-    if mtp_layers and len(parts) == split.count and not any(by_layer[: layers - mtp_layers]):
+    outline = _outline(parts, tensors, keys, model_class, split)
+    if mtp_layers and len(parts) == split.count and not any(outline.layer_bytes[: layers - mtp_layers]):
         model_class = ModelClass.DRAFT  # served alone, it ends b11434 with SIGSEGV
 
-    return ModelFacts(
+    return replace(
+        outline,
+        known=True,
         architecture=architecture,
         model_class=model_class,
-        name=keys.text("general.name") or None,
-        parameters=sum(tensor.elements for tensor in tensors),
-        quantization=_quantization(keys, tensors),
-        layers=layers,
         context_length=keys.integer("{a}.context_length")
         if optional
         else keys.required("{a}.context_length"),
@@ -140,14 +145,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         value_length=value_length,
         sliding_window=sliding_window(keys, architecture, layers),
         vocab_size=keys.integer("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
-        chat_template=read_chat_template(
-            keys.text("tokenizer.chat_template") or "",
-            tool_template="tokenizer.chat_template.tool_use" in keys,
-        ),
         pooling=pooling,
-        file_bytes=sum(part.file_bytes for part in parts),
-        expected_bytes=sum(part.expected_bytes for part in parts),
-        weights_bytes=sum(tensor.size_bytes for tensor in tensors),
         sliding_layers=sliding_layers(keys, architecture, layers),
         key_length_swa=keys.integer("{a}.attention.key_length_swa", key_length),
         value_length_swa=keys.integer("{a}.attention.value_length_swa", value_length),
@@ -174,9 +172,91 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
             feed_forward_length=keys.integer("{a}.expert_feed_forward_length", max(feed_forward, default=0)),
         ),
         projection_length=_projection_length(keys, tensors) if model_class is ModelClass.PROJECTOR else 0,
+        image_tokens=_image_tokens(keys) if model_class is ModelClass.PROJECTOR else 0,
         adapted_length=_adapted_length(tensors) if model_class is ModelClass.LORA else 0,
         base_models=_base_models(keys) if model_class is ModelClass.LORA else (),
         mtp_layers=mtp_layers,
+        drafts_itself=mtp_layers > 0
+        and architecture not in architectures.WITHOUT_MTP_GRAPH
+        and any(".nextn." in tensor.name for tensor in tensors),
+    )
+
+
+# --- what it is ----------------------------------------------------------------------------------
+
+
+def _contents(container: Container, architecture: str, tensors: Sequence[Tensor]) -> str:
+    """Name the contents of a file that is no language model; empty for a language model or a part of one."""
+    keys = Keys(container, architecture)
+    general_type = keys.text("general.type") or ""
+    for kind in (general_type, architecture):
+        if kind in _NOT_MODELS:
+            return _NOT_MODELS[kind]
+    if not architecture:
+        if not tensors:
+            keys.refuse("general.architecture", "is missing or empty; keys begin at offset 24")
+        return "a file without an architecture"
+    if architecture in architectures.KNOWN or general_type in ("adapter", "mmproj") or "adapter.type" in keys:
+        return ""
+    if architecture in architectures.IMAGE_MODELS:
+        return f"an image or video model ({architecture})"
+    # Each language model of llama.cpp has both.
+    has_tokens = any(f"tokenizer.ggml.{key}" in keys for key in ("model", "tokens"))
+    if has_tokens and "{a}.block_count" in keys:
+        return ""
+    lacks = "layers" if has_tokens else "a tokenizer"
+    return f"a file of the architecture {architecture[:64]!r} without {lacks}"
+
+
+def _outline(
+    parts: Sequence[Container], tensors: Sequence[Tensor], keys: Keys, model_class: ModelClass, split: Split
+) -> ModelFacts:
+    """The facts that do not depend on the architecture; all facts of a file whose architecture llamasup does
+    not know. Its sizes are upper bounds: full attention in each layer, with as many keys as the header says,
+    or as the model is wide.
+    """
+    first = parts[0]
+
+    def number(key: str, most: int = 1 << 31) -> int:
+        with suppress(ModelInvalid):
+            return keys.integer(key, most=most)
+        return 0
+
+    layers, width = number("{a}.block_count", _MAX_LAYERS), number("{a}.embedding_length")
+    heads: dict[str, tuple[int, ...]] = {}
+    for name in ("head_count", "head_count_kv"):
+        with suppress(ModelInvalid):
+            heads[name] = keys.per_layer(f"{{a}}.attention.{name}", layers) or ()
+    # A model without attention has no heads.
+    counts, counts_kv = heads.get("head_count", ()), heads.get("head_count_kv", ())
+    counts = counts if any(counts) else (1,) * layers
+    counts_kv = counts_kv if any(counts_kv) else counts
+    shared = width // max(counts, default=1)
+    by_layer, by_experts, input_bytes, output_bytes = _tensor_bytes(tensors, layers)
+    return ModelFacts(
+        architecture=keys.prefix[:64],
+        model_class=model_class,
+        name=keys.text("general.name") or None,
+        parameters=sum(tensor.elements for tensor in tensors),
+        quantization=_quantization(keys, tensors),
+        layers=layers,
+        context_length=number("{a}.context_length"),
+        embedding_length=width,
+        feed_forward_lengths=(number("{a}.feed_forward_length") or 4 * width,) * layers,
+        head_counts=counts,
+        head_counts_kv=counts_kv,
+        key_length=number("{a}.attention.key_length") or shared,
+        value_length=number("{a}.attention.value_length") or shared,
+        sliding_window=None,
+        vocab_size=number("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
+        chat_template=read_chat_template(
+            keys.text("tokenizer.chat_template") or "",
+            tool_template="tokenizer.chat_template.tool_use" in keys,
+        ),
+        pooling=_pooling(keys, lenient=True),
+        file_bytes=sum(part.file_bytes for part in parts),
+        expected_bytes=sum(part.expected_bytes for part in parts),
+        weights_bytes=sum(tensor.size_bytes for tensor in tensors),
         vocabulary=_vocabulary(keys),
         fim=_fim(keys),
         split=split,
@@ -185,30 +265,11 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         input_bytes=input_bytes,
         output_bytes=output_bytes,
         tied_output=bool(tensors) and all(tensor.name != "output.weight" for tensor in tensors),
+        known=False,
+        decision=_decision(keys),
         version=first.version,
         big_endian=first.big_endian,
     )
-
-
-# --- what it is ----------------------------------------------------------------------------------
-
-
-def _architecture(container: Container) -> str:
-    keys = Keys(container)
-    name = keys.text("general.architecture") or ""
-    for kind in (keys.text("general.type"), name):
-        if kind in _NOT_MODELS:
-            raise ModelInvalid(f"not a model: {_NOT_MODELS[kind]}", remedy="Give the model's own .gguf file.")
-    if not name:
-        keys.refuse("general.architecture", "is missing or empty; keys begin at offset 24")
-    if name not in architectures.KNOWN:
-        near = difflib.get_close_matches(name[:64], architectures.KNOWN, n=1)
-        keys.refuse(
-            "general.architecture",
-            f"is {name[:64]!r}, which is unknown" + (f"; the nearest known is {near[0]!r}" if near else ""),
-            remedy="Update llamasup if your llama-server is newer; or check the source of the file.",
-        )
-    return name
 
 
 def _prefix(container: Container, architecture: str) -> str:
@@ -236,9 +297,11 @@ def _model_class(
         return ModelClass.VOCAB
     if architecture in architectures.DRAFT_HEADS:
         return ModelClass.DRAFT
+    if _decision(keys):
+        return ModelClass.DECISION
     if architecture in architectures.ENCODER_DECODERS:
         return ModelClass.ENCODER_DECODER
-    pooling = _pooling(keys)
+    pooling = _pooling(keys, lenient=architecture not in architectures.KNOWN)
     if pooling == "rank":
         return ModelClass.RERANKER
     if architecture in architectures.ENCODERS or pooling in ("mean", "cls", "last"):
@@ -246,9 +309,22 @@ def _model_class(
     return ModelClass.DECODER
 
 
-def _pooling(keys: Keys) -> str | None:
-    number = keys.optional("{a}.pooling_type")
-    if number is None:
+def _decision(keys: Keys) -> str:
+    """The type of a decision model, even one that llama-server would refuse; empty for other models."""
+    with suppress(ModelInvalid):
+        return keys.text("{a}.decision.type") or ("unknown" if "{a}.decision.type" in keys else "")
+    return "unknown"
+
+
+def _pooling(keys: Keys, *, lenient: bool = False) -> str | None:
+    """``lenient``: an unknown value counts as none."""
+    try:
+        number = keys.optional("{a}.pooling_type")
+    except ModelInvalid:
+        if not lenient:
+            raise
+        number = None
+    if number is None or (lenient and number not in _POOLING):
         return None
     if number not in _POOLING:
         keys.refuse("{a}.pooling_type", f"is {number}, known are 0 to {max(_POOLING)}")
@@ -327,6 +403,18 @@ def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
     stated = keys.integer("{a}.projection_dim")
     used = any(tensor.name.startswith("mm.") and stated in tensor.lengths for tensor in tensors)
     return stated if used else 0
+
+
+def _image_tokens(keys: Keys) -> int:
+    """The tokens of the largest image of a projector whose images attend to their own later tokens, too."""
+    kind = keys.text("clip.projector_type") or ""
+    if kind in architectures.MOST_IMAGE_TOKENS:
+        return architectures.MOST_IMAGE_TOKENS[kind]
+    if kind not in architectures.POOLED_IMAGES:
+        return 0
+    size, patch = keys.integer("{a}.image_size"), keys.integer("{a}.patch_size")
+    pooled = keys.integer("{a}.projector.scale_factor", 4)
+    return (size // (patch * pooled)) ** 2 if patch * pooled else 0
 
 
 def _adapted_length(tensors: Sequence[Tensor]) -> int:

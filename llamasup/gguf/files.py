@@ -35,21 +35,9 @@ from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import one_of_these
 
-__all__ = [
-    "REVISION",
-    "CachedFacts",
-    "SplitName",
-    "os_errors_of",
-    "read_model",
-    "read_parts",
-    "read_uncached",
-    "split_name",
-    "split_paths",
-]
-
 # Change the number with every change of the reader or of ModelFacts, so that cached facts become stale. The
 # version does that for each release.
-REVISION = f"{__version__}/8"
+REVISION = f"{__version__}/10"
 # Enough for the headers of small models; for a larger header, its beginning shows the size to read.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.

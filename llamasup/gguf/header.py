@@ -18,8 +18,6 @@ from llamasup.gguf.cursor import DAMAGED, Cursor, Short
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 
-__all__ = ["MAX_HEADER_BYTES", "Array", "Container", "NeedMore", "Tensor", "Value", "read_container"]
-
 # The largest vocabularies (260,000 tokens, 515,000 merges) make a header of 16 MiB. The bound keeps the
 # reader below 50 MB of memory.
 MAX_HEADER_BYTES = 32 * 1024 * 1024

@@ -9,8 +9,6 @@ from llamasup.gguf import architectures
 from llamasup.gguf.facts import RecurrentState
 from llamasup.gguf.metadata import Keys
 
-__all__ = ["attention_layers", "recurrent_layers", "recurrent_state", "sliding_layers", "sliding_window"]
-
 _WINDOW = "{a}.attention.sliding_window"
 _PATTERN = "{a}.attention.sliding_window_pattern"
 

@@ -7,8 +7,6 @@ from typing import NoReturn
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.header import Array, Container, Value
 
-__all__ = ["Keys"]
-
 _MAX = 1 << 31  # what llama.cpp holds in 32 bits
 
 
@@ -16,7 +14,7 @@ class Keys:
     """The keys of ``container``; ``{a}`` at the head of a key stands for ``prefix``, the architecture."""
 
     def __init__(self, container: Container, prefix: str = "") -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._values = container.values
         self._offsets = container.offsets
 
@@ -97,7 +95,7 @@ class Keys:
         return int(value)
 
     def _named(self, key: str) -> str:
-        return key.replace("{a}", self._prefix, 1)
+        return key.replace("{a}", self.prefix, 1)
 
 
 def _shown(value: Value) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["describe"]
-
 _CONVERT = "Convert it with llama.cpp's convert_hf_to_gguf.py, or download a .gguf file of the same model."
 _DOWNLOAD = "Download the model file again."
 

@@ -8,15 +8,6 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
-__all__ = [
-    "FILE_TYPES",
-    "PREFERRED_TYPES",
-    "REMOVED_TENSOR_TYPES",
-    "TENSOR_TYPES",
-    "TensorType",
-    "name_words",
-]
-
 
 class TensorType(Struct, frozen=True):
     """``block_bytes`` hold ``block_elements`` weights."""

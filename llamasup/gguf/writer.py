@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.gguf.types import TENSOR_TYPES
 
-__all__ = ["I32", "U16", "KeyValue", "TensorPlan", "tensor_bytes", "write_gguf", "write_gguf_header"]
-
 
 class U16(int):
     """A number to be written as u16; llama.cpp takes split.no and split.count in no other type."""

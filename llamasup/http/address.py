@@ -23,6 +23,7 @@ __all__ = [
     "host_of_url",
     "invalid_host_remedy",
     "is_local",
+    "is_local_name",
     "is_loopback",
     "is_private",
 ]
@@ -50,6 +51,23 @@ def allowed_host(text: str) -> str:
     if port is not None:
         raise UsageInvalid(f"{text!r} has a port.", remedy=f"Give {name}: every port of it is allowed.")
     return name
+
+
+# Top-level domains that are reserved for local networks, or are not delegated because so many use them there
+# (RFC 6761, RFC 6762 appendix G, RFC 8375, ICANN for `internal`, `home` and `corp`).
+_LOCAL_DOMAINS = (
+    *(".localhost", ".local", ".internal", ".test", ".home.arpa"),
+    *(".lan", ".home", ".corp", ".intranet", ".private"),
+)
+# No country and no other registry: of these domains, only those of countries can have an address themselves.
+_is_bare_name = re.compile(r"(?!xn--|0x[0-9a-f]*\Z|[a-z]{2}\Z)[a-z0-9_-]*[a-z][a-z0-9_-]*").fullmatch
+
+
+def is_local_name(name: str) -> bool:
+    """Whether no public DNS resolves ``name``, so that nobody on the internet can make a browser send it here
+    (DNS rebinding): ``nas``, ``llama.internal``.
+    """
+    return bool(_is_bare_name(name)) or name.endswith(_LOCAL_DOMAINS)
 
 
 def allowed_origin(text: str) -> str:

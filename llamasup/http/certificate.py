@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-__all__ = ["MAX_PEM_BYTES", "Validity", "validity_of"]
-
 MAX_PEM_BYTES = 1 << 20  # of a certificate and its chain
 
 # Most authorities recommend renewal 30 days before the end, so at 14 days a renewal has failed.

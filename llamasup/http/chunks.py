@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import httptools
 
-__all__ = ["LAST_CHUNK", "Dechunker", "chunk"]
-
 LAST_CHUNK = b"0\r\n\r\n"
 
 

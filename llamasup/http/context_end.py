@@ -8,12 +8,11 @@ cut if prompt and answer together fill the slot. With a draft, it ends up to a d
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
 from llamasup.http.sse import TokenCounts
-
-__all__ = ["ContextEnd", "ContextWindow", "context_end", "context_refusal", "read_window"]
 
 # The longest draft by default is 48 tokens (ngram-simple, b11434); 3 with a draft model.
 _LONGEST_DRAFT = 48
@@ -64,8 +63,13 @@ class _Refused(msgspec.Struct):
 
 
 # The message if all requests together have filled a shared cache (--kv-unified).
-_SHARED_FULL = "Context size has been exceeded."
-_SHARED_FULL_KEY = b'"message":"' + _SHARED_FULL.encode() + b'"'
+SHARED_FULL: Final = "Context size has been exceeded."
+_SHARED_FULL_KEY = b'"message":"' + SHARED_FULL.encode() + b'"'
+
+
+def is_shared_full(body: bytes) -> bool:
+    """Whether this error is that of all requests which together have filled a shared context."""
+    return _SHARED_FULL_KEY in body
 
 
 def context_refusal(body: bytes) -> ContextEnd | None:
@@ -78,7 +82,7 @@ def context_refusal(body: bytes) -> ContextEnd | None:
         return None
     if error.type == "exceed_context_size_error":
         return ContextEnd("exceeded", error.n_prompt_tokens, error.n_ctx)
-    return ContextEnd("exceeded") if error.message == _SHARED_FULL else None
+    return ContextEnd("exceeded") if error.message == SHARED_FULL else None
 
 
 # A quote inside a model's text is escaped, so these can only be the keys themselves.

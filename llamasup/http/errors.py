@@ -9,8 +9,6 @@ from typing import Any
 import llamasup.errors as errors
 from llamasup.errors import ControlFailed, LlamasupError, NotAllowed, ServerFailed
 
-__all__ = ["error_from", "error_object", "type_of"]
-
 _TYPES: Mapping[int, str] = MappingProxyType(
     {
         400: "invalid_request_error",

@@ -1,4 +1,4 @@
-"""HTTP heads: which headers are forwarded or refused, and how errors and responses are written.
+"""HTTP heads: which headers of a request are forwarded or refused, and how responses are written.
 
 The C parser (llhttp, through httptools) has already refused invalid framing: two Content-Lengths,
 Content-Length with Transfer-Encoding, bare LF, folded lines, bad chunk sizes. ``traceparent`` (W3C Trace
@@ -13,33 +13,9 @@ from http import HTTPStatus
 
 import msgspec
 
-from llamasup.http.routes import CONTROL, Route, route_of
+from llamasup.errors import as_sentence
+from llamasup.http.routes import CONTROL, Route, plain_path, route_of
 from llamasup.system.text import path_text
-
-__all__ = [
-    "DEFAULT_RULES",
-    "METHODS",
-    "NO_TRACE_PARENT",
-    "STATUS_LINES",
-    "Head",
-    "HeadRules",
-    "HttpError",
-    "Priority",
-    "RawHeaders",
-    "TraceParent",
-    "error_body",
-    "error_lines",
-    "error_response",
-    "pairs_of",
-    "parse_authority",
-    "read_head",
-    "read_response_headers",
-    "response",
-    "split_target",
-    "status_line",
-    "trace_parent_of",
-    "with_query",
-]
 
 
 class Priority(IntEnum):
@@ -77,13 +53,15 @@ class HeadRules(msgspec.Struct, frozen=True):
 
     ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
     ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
-    ``batches``: /v1/files and /v1/batches are for the API for batches.
+    ``batches``: /v1/files and /v1/batches are for the API for batches. ``data_only``: what servers answer is
+    data, which no browser may show as a page or run (X3). Otherwise, llama-server's own pages are forwarded.
     """
 
     transparent: bool = False
     credentials: bool = False
     prefix: bytes = b""
     batches: bool = False
+    data_only: bool = False
 
 
 DEFAULT_RULES = HeadRules()
@@ -130,6 +108,10 @@ class Head(msgspec.Struct):
     path_text: str = ""
     trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
     console_secret: bytes = b""  # of a page of the console (docs/console.md)
+    asked_headers: bytes = b""  # of a preflight: the headers that a page wants to send
+    fetch_dest: bytes = b""  # what a browser makes of the answer; empty: another client, or an old browser
+    forwarded_for: bytes = b""  # the clients of the proxies before this one, as the last one says
+    peer: str = ""  # the address of the client
     from_node: bool = False  # another llamasup has forwarded it: it goes no further (docs/fleet.md)
 
 
@@ -151,15 +133,19 @@ class _Header(Enum):
     ID = auto()
     TRACE = auto()
     UPGRADE = auto()
+    WEBSOCKET = auto()
     PRIORITY = auto()
     CONSOLE = auto()
     NODE = auto()
+    FORWARDED = auto()
+    ASKED = auto()
+    DEST = auto()
     DROP = auto()
 
 
 # Looking up a member of an Enum is a call of a Python function in Python 3.11.
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, *_MORE = _Header
-_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _CONSOLE, _NODE, _DROP = _MORE
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _TRACE, *_MORE = _Header
+_UPGRADE, _WEBSOCKET, _PRIORITY, _CONSOLE, _NODE, _FORWARDED_FOR, _ASKED, _DEST, _DROP = _MORE
 
 _KINDS = {
     b"host": _HOST,
@@ -173,7 +159,10 @@ _KINDS = {
     b"x-llamasup-priority": _PRIORITY,
     b"x-llamasup-console": _CONSOLE,
     b"x-llamasup-node": _NODE,
+    b"x-forwarded-for": _FORWARDED_FOR,
     b"traceparent": _TRACE,
+    b"access-control-request-headers": _ASKED,
+    b"sec-fetch-dest": _DEST,
     b"content-length": _DROP,  # llamasup frames the upstream request itself (RFC 9112 §6)
     # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
     b"keep-alive": _DROP,
@@ -183,15 +172,20 @@ _KINDS = {
     b"te": _DROP,
     b"trailer": _DROP,
     b"upgrade": _UPGRADE,
+    b"sec-websocket-version": _WEBSOCKET,  # nginx forwards it without the offer
     b"http2-settings": _DROP,
-    # claims about the proxy from an unverified source
-    b"forwarded": _DROP,
-    b"x-real-ip": _DROP,
-    # with it a disconnect does not cancel the generation (llama.cpp b11434)
-    b"x-conversation-id": _DROP,
 }
 
-_PROXY_PREFIXES = (b"x-forwarded-", b"x-llamasup-")  # of the proxy itself, or for it
+# A server gets no other header of a client: no cookie and no key of another program at this address, no claim
+# about proxies (X-Forwarded-For), nothing for llamasup itself, and no X-Conversation-Id, with which a
+# disconnect does not cancel the generation (llama.cpp b11434).
+_FORWARDED = frozenset(
+    b"""
+    accept accept-encoding accept-language cache-control content-encoding content-language content-type
+    if-match if-modified-since if-none-match if-range if-unmodified-since last-event-id pragma range
+    tracestate user-agent
+    """.split()
+)
 _PRIORITIES = {priority.name.lower().encode(): priority for priority in Priority}
 
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
@@ -201,8 +195,9 @@ _NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # withou
 # Headers that a transparent proxy forwards too. `x-request-id` is llamasup's own.
 _TRANSPARENT = frozenset(
     {
-        *(b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id"),
-        *(b"x-llamasup-priority", b"x-llamasup-console", b"x-llamasup-node"),
+        *(b"host", b"origin", b"access-control-request-headers", b"sec-fetch-dest"),
+        *(b"x-llamasup-priority", b"x-llamasup-console", b"x-llamasup-node", b"x-forwarded-for"),
+        b"sec-websocket-version",
     }
 )
 _CREDENTIALS = frozenset({_BEARER, _KEY})
@@ -220,14 +215,17 @@ def read_head(
     if split is None:
         return HttpError(400, "the request target is neither a path nor an http URL", close=True)
     authority, path, query = split
+    if not rules.transparent:
+        path = plain_path(path, rules.prefix, batches=rules.batches)
     lines: list[bytes] = []
     head = Head(method, path, query, route_of(path.removeprefix(rules.prefix), batches=rules.batches))
     hosts = traces = 0
+    websocket = offers_websocket = False
     nominated: set[bytes] = set()
     for name, value in headers:
         kind = _KINDS.get(name)
         if kind is None:
-            if rules.transparent or not name.startswith(_PROXY_PREFIXES):
+            if name in _FORWARDED or rules.transparent:
                 lines.append(name + b": " + value + b"\r\n")
             continue
         if (rules.transparent and name in _TRANSPARENT) or (rules.credentials and kind in _CREDENTIALS):
@@ -274,12 +272,21 @@ def read_head(
                 )
         elif kind is _UPGRADE:
             head.upgrades = True
+            offers_websocket |= b"websocket" in value.lower()
+        elif kind is _WEBSOCKET:
+            websocket = True
         elif kind is _CONSOLE:
             head.console_secret = value.strip(b" \t")
             if head.route is CONTROL and not rules.transparent:
                 lines.append(name + b": " + value + b"\r\n")
         elif kind is _NODE:
             head.from_node = True
+        elif kind is _FORWARDED_FOR:
+            head.forwarded_for += b"," + value if head.forwarded_for else value
+        elif kind is _ASKED:
+            head.asked_headers = value.strip(b" \t")
+        elif kind is _DEST:
+            head.fetch_dest += value.strip(b" \t").lower()  # of several, none is a known one
         elif kind is _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)
@@ -289,6 +296,12 @@ def read_head(
         return HttpError(
             400, f"a request must have exactly one Host header; this one has {hosts}", close=True
         )
+    if hosts and not (head.authority or authority or rules.transparent):
+        return HttpError(400, "the Host header is empty", close=True)
+    websocket |= offers_websocket and b"upgrade" in nominated and version == "1.1"
+    # Codex continues over HTTP at once after a 426, and tries again for seconds after any other status.
+    if websocket and method == b"GET" and not rules.transparent:
+        return _NO_WEBSOCKETS
     if authority:
         if hosts and not rules.transparent and parse_authority(head.authority) is None:
             return HttpError(400, "the Host header is malformed", close=True)
@@ -304,6 +317,14 @@ def read_head(
     head.compressed = _is_compressed(head.opening) is not None
     return head
 
+
+_NO_WEBSOCKETS = HttpError(
+    426,
+    "no WebSockets are served here",
+    cause="websocket",
+    remedy="send the request over HTTP; its answer can be a stream of events",
+    close=True,
+)
 
 # llama-server also refuses these, unless its cpp-httplib was built with decompression.
 _is_compressed = re.compile(
@@ -353,47 +374,6 @@ def parse_authority(value: bytes) -> tuple[str, int | None] | None:
     return (literal or name).decode("ascii").lower().rstrip("."), port
 
 
-# --- a response's head -----------------------------------------------------------------------------
-
-# llamasup decides framing, persistence and CORS (X3); llama-server would allow every Origin.
-_NOT_FORWARDED = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"transfer-encoding",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"x-request-id",
-    }
-)
-
-
-def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
-    """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
-    lines: list[bytes] = []
-    streams_events = False
-    nominated = {
-        token.strip(b" \t")
-        for name, value in headers
-        if name.lower() == b"connection"
-        for token in value.lower().split(b",")
-    }
-    for name, value in headers:
-        lower = name.lower()
-        if lower in _NOT_FORWARDED or lower in nominated:
-            continue
-        if lower.startswith(b"access-control-") and not rules.transparent:
-            continue
-        if lower == b"content-type" and value.startswith(b"text/event-stream"):
-            streams_events = True
-        lines.append(name + b": " + value + b"\r\n")
-    return b"".join(lines), streams_events
-
-
 # --- writing responses -----------------------------------------------------------------------------
 
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
@@ -413,7 +393,7 @@ def error_body(error: HttpError) -> bytes:
     if error.cause:
         fields["cause"] = error.cause
     if error.remedy:
-        fields["remedy"] = path_text(error.remedy)
+        fields["remedy"] = path_text(as_sentence(error.remedy))
     if error.percent is not None:
         fields["percent"] = error.percent
     if error.eta_s is not None:
@@ -450,6 +430,8 @@ def error_lines(error: HttpError) -> tuple[bytes, ...]:
         lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
     if error.status == HTTPStatus.UNAUTHORIZED:
         lines += (b"WWW-Authenticate: Bearer\r\n",)
+    if error.status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 9110 §15.5.22
+        lines += (b"Upgrade: HTTP/1.1\r\nConnection: Upgrade\r\n",)
     return lines
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from llamasup.http.heads import HttpError
 
-__all__ = ["refused_media"]
-
 # Visible ASCII, but no @ and no backslash.
 _PLAIN = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[!-?A-\[\]-~]*)?"

@@ -1,6 +1,7 @@
 """The route of llama-server that a path belongs to, and the paths that stay closed (X7).
 
-Routes are looked up by the raw path. Other spellings of a known path are refused (``misspelled``).
+Routes are looked up by the raw path, without surplus slashes (``plain_path``). All other spellings of a known
+path are refused (``misspelled``).
 """
 
 from __future__ import annotations
@@ -11,20 +12,6 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-
-__all__ = [
-    "CHATS",
-    "CONTROL",
-    "OTHER_LABEL",
-    "RESPONSES",
-    "Route",
-    "Work",
-    "canonical_path",
-    "closed_by_default",
-    "misspelled",
-    "route_of",
-]
-
 
 OTHER_LABEL: Final = "other"
 """The label of unknown and of closed paths."""
@@ -46,6 +33,7 @@ class Work(StrEnum):
     TEXT = "text"
     EMBEDDINGS = "embeddings"
     RERANKING = "reranking"
+    DECISIONS = "decisions"
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -60,6 +48,7 @@ class Route(msgspec.Struct, frozen=True):
     lists: bool = False  # lists the models, or describes one
     has_paths: bool = False  # its answer contains paths of this machine
     of_batches: bool = False  # of the API for batches
+    is_known: bool = True  # some build of llama-server has it, or llamasup itself
 
 
 _GENERATION = """
@@ -68,6 +57,7 @@ _GENERATION = """
 """
 _EMBEDDINGS = "/embedding /embeddings /v1/embeddings"
 _RERANKING = "/rerank /reranking /v1/rerank /v1/reranking"
+_DECISIONS = "/v1/systemone"  # since October 2026 (b11361)
 _TRANSCRIPTION = "/audio/transcriptions /v1/audio/transcriptions"
 _TEXT = """
     /tokenize /detokenize /apply-template /v1/messages/count_tokens /chat/completions/input_tokens
@@ -88,6 +78,7 @@ _ROUTES = {
 for _paths, _work in (
     (_EMBEDDINGS, Work.EMBEDDINGS),
     (_RERANKING, Work.RERANKING),
+    (_DECISIONS, Work.DECISIONS),
     (_TRANSCRIPTION, None),  # the projector decides whether the model hears
 ):
     _ROUTES |= {
@@ -101,11 +92,10 @@ _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=Tr
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
 # Those of the API for batches, if there is one.
-_FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_batches=True)
-# A POST to an unknown path counts as inference, because some builds have their own inference routes
-# (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
-# may change something.
-_OTHER = Route(OTHER_LABEL, infers=True, waits=True)
+FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_batches=True)
+# A POST to an unknown path counts as inference, because some builds have their own inference routes, and keys
+# would have no limits there. It is never sent a second time, because it may change something.
+_OTHER = Route(OTHER_LABEL, infers=True, waits=True, is_known=False)
 _CLOSED_ROUTE = Route(OTHER_LABEL)
 _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
@@ -122,10 +112,32 @@ def route_of(path: bytes, *, batches: bool = False) -> Route:
     if path.startswith(b"/slots/"):
         return _CLOSED_ROUTE
     if batches and (path == b"/v1/files" or path.startswith(b"/v1/files/")):
-        return _FILES
+        return FILES
     if batches and (path == b"/v1/batches" or path.startswith(b"/v1/batches/")):
         return _BATCHES
     return _MODELS if path.startswith(b"/models/") else _OTHER
+
+
+_SLASHES = re.compile(rb"//+")
+
+
+def plain_path(path: bytes, prefix: bytes = b"", *, batches: bool = False) -> bytes:
+    """The path of a known route without surplus slashes: base URLs end in a slash, or are joined with one.
+
+    Every check and the request to llama-server take the result for the path, so a slash changes no right. The
+    path of no known route, and of the control API, is returned unchanged. So is a longer spelling of the
+    root: the relative links of its page would lead elsewhere.
+    """
+    if b"//" not in path and not path.endswith(b"/"):
+        return path
+    merged = _SLASHES.sub(b"/", path)
+    for plain in (merged.removesuffix(b"/"), merged):
+        rest = plain.removeprefix(prefix)
+        if rest == b"/" and plain != path:
+            return path
+        if rest in _ROUTES or (route := route_of(rest, batches=batches)).lists or route.of_batches:
+            return plain
+    return path
 
 
 _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)

@@ -14,8 +14,6 @@ from msgspec import Struct
 from llamasup.errors import UsageInvalid
 from llamasup.http.address import is_loopback, is_private
 
-__all__ = ["WorkerAddress", "parse_worker", "refuse_reachable"]
-
 _TLS = "tls://"
 _LOCALHOST, _LOOPBACK = "localhost", "127.0.0.1"
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})")

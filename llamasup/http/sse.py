@@ -16,18 +16,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-__all__ = [
-    "FRAMING",
-    "NAMED_EVENTS",
-    "TAIL_BYTES",
-    "TokenCounts",
-    "counts_in",
-    "error_event",
-    "error_of",
-    "read_token_counts",
-    "tail_of",
-]
-
 TAIL_BYTES = (
     8192  # the last event of a chat with timings is below 1 KiB, of /completion about 3 KiB plus the prompt
 )

@@ -12,8 +12,6 @@ from typing import Final
 
 from llamasup.http.sse import FRAMING, NAMED_EVENTS, TokenCounts, counts_in
 
-__all__ = ["TokenMeter"]
-
 _CARRIED_BYTES: Final = 2048  # from one read to the next: more than the longest object of counts
 _MAX_ITEMS: Final = 4096  # with separate counts; all further items share one
 

@@ -24,18 +24,6 @@ from msgspec import Struct, field
 
 from llamasup.system.text import INVALID_JSON
 
-__all__ = [
-    "Health",
-    "NoAnswer",
-    "ServerProgress",
-    "SlotAnswer",
-    "SlotProgress",
-    "TokenProbe",
-    "read_progress",
-    "read_slot_answer",
-    "read_slots",
-]
-
 
 class NoAnswer(Exception):
     """The server gave no answer. The text says why."""

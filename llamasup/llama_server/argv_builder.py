@@ -15,6 +15,7 @@ from msgspec import Struct
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.help_text import Capabilities, Option
 from llamasup.llama_server.user_options import ParsedOptions, parse_options
+from llamasup.system.text import joined_row, split_row
 
 __all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
 
@@ -30,6 +31,10 @@ class Reason(Struct, frozen=True):
 
 ExtraArgs = ParsedOptions
 """The user's own llama-server arguments, after ``--`` or ``extra`` in a config."""
+
+
+BY_USER = "given by the user after --"
+"""The reason of a flag of the user."""
 
 
 class CommandLine:
@@ -119,7 +124,7 @@ class CommandLine:
         for given in self._extra.options:
             self._argv += given.words
             value = " ".join(given.values) if given.values else None
-            self._reasons.append(Reason(given.words[0], value, "given by the user after --"))
+            self._reasons.append(Reason(given.words[0], value, BY_USER))
 
 
 def asked_with(option: str, setting: object) -> str | None:
@@ -146,6 +151,8 @@ def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInva
 
 # --- the user's own arguments --------------------------------------------------------------------
 
+_TOOLS = frozenset({"--tools", "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"})
+_OF_TOOLS = ("--tools-", "--mcp-")  # --tools-runtime, --mcp-servers-config, --mcp-servers-json (b11434)
 _RESERVED: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"--host", "--port", "--reuse-port"}),
@@ -175,6 +182,7 @@ _RESERVED: tuple[tuple[frozenset[str], str], ...] = (
         | {"--completion-bash"},
         "it makes llama-server print and exit: run llama-server itself with it",
     ),
+    (_TOOLS, "it lets models start programs and reach every address; only `llamasup wrap` passes it on"),
 )
 
 
@@ -201,9 +209,13 @@ def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ExtraArgs:
 
 
 def _refuse_reserved(name: str, option: Option | None) -> None:
-    spellings = {name.replace("_", "-"), *(option.spellings if option else ())}
+    spelling = name.replace("_", "-")
+    spellings = {spelling, *(option.spellings if option else ())}
+    if spelling.startswith(_OF_TOOLS):
+        spellings |= _TOOLS
+    is_off = option is not None and spelling in option.negations
     for reserved, instead in _RESERVED:
-        if spellings & reserved:
+        if spellings & reserved and not (is_off and reserved is _TOOLS):
             raise UsageInvalid(f"{name} is not allowed after --", remedy=instead)
     # "--fim-qwen-7b-default" and similar options name a model, and a port of their own.
     if option is not None and "can download weights" in option.description:
@@ -217,6 +229,10 @@ def _refusal(capabilities: Capabilities, name: str, option: Option | None) -> Us
     error = unknown_flag(capabilities, name, name)
     if option is not None and option.removed_hint:
         return UsageInvalid(error.message, remedy=f"use {option.removed_hint}")
+    if option is None and capabilities.nearest(name) is None:
+        return UsageInvalid(
+            error.message, remedy=f"{error.remedy}; if {name} is an option of llamasup, put it before --"
+        )
     return error
 
 
@@ -244,10 +260,11 @@ def with_absolute_paths(
 
 def _resolve_value(value: str, placeholder: str, option: Option, resolve: Callable[[str], str]) -> str:
     several = placeholder.endswith(",...") or "comma-separated" in option.description
-    return ",".join(
-        _resolve_scaled(part, resolve, scaled=":SCALE" in placeholder)
-        for part in (value.split(",") if several else [value])
-    )
+    parts = split_row(value)
+    if not several:  # such a build has no quotes either
+        return resolve(parts[0] if len(parts) == 1 else value) if value else value
+    scaled = ":SCALE" in placeholder
+    return joined_row(_resolve_scaled(part, resolve, scaled=scaled) for part in parts)
 
 
 def _resolve_scaled(path: str, resolve: Callable[[str], str], *, scaled: bool) -> str:

@@ -16,8 +16,10 @@ import httpcore
 import msgspec
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
+from llamasup.errors import without_errno
 from llamasup.http.address import Address, UnixAddress
 from llamasup.http.context_end import ContextWindow, read_window
+from llamasup.http.network import AsyncioBackend
 from llamasup.llama_server.answers import (
     Health,
     NoAnswer,
@@ -29,7 +31,6 @@ from llamasup.llama_server.answers import (
     read_slot_answer,
     read_slots,
 )
-from llamasup.llama_server.network import AsyncioBackend
 from llamasup.llama_server.warmup import WarmUpRequest, no_response, response_problem
 
 __all__ = ["Health", "Prober"]
@@ -38,6 +39,13 @@ FIRST_PROBE_DELAY_S = 0.01
 LONGEST_PROBE_DELAY_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 METRICS_TIMEOUT_S = 2.0
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[msgspec.Raw]
+
+
+_tokenized = msgspec.json.Decoder(_Tokenized).decode
 
 
 class Prober:
@@ -153,6 +161,15 @@ class Prober:
             return TokenProbe(no_response(request, error))
         return TokenProbe(None if 400 <= status < 500 else response_problem(request, status, body))
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Count the tokens that the model makes of a text; None if the server does not tell."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                response = await self._post("/tokenize", {"content": text})
+            return len(_tokenized(response.content).tokens)
+        except (TimeoutError, NoAnswer, msgspec.MsgspecError):
+            return None
+
     async def _body(self, path: str, timeout_s: float) -> bytes | None:
         try:
             response = await self._get(path, timeout_s)
@@ -183,4 +200,4 @@ class Prober:
                 extensions={"timeout": {"connect": PROBE_TIMEOUT_S, "write": PROBE_TIMEOUT_S}},
             )
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise NoAnswer(str(error) or type(error).__name__) from error
+            raise NoAnswer(without_errno(str(error)) or type(error).__name__) from error

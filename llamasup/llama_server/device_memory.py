@@ -10,8 +10,6 @@ from llamasup.llama_server.inspect import Runtime, list_devices
 from llamasup.system.hardware.devices import Device, with_nvml_memory
 from llamasup.system.hardware.nvml import ask_nvml
 
-__all__ = ["await_freed", "devices_now"]
-
 _FREED_TIMEOUT_S = 5.0
 _FREED_POLL_S = 0.1
 _MIN_FREED_SHARE = 0.5  # of the estimate, because most processes allocate less

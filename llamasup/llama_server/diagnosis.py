@@ -21,13 +21,12 @@ from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.trusted_lines import STAMP, trusted_head, trusted_tail
 from llamasup.system.process.exit import Exit
 
-__all__ = ["WORKER_LOST", "Diagnosis", "Phase", "diagnose", "weights_were_read"]
-
 Phase = Literal["starting", "ready", "stopping"]
 
 WORKER_LOST = "rpc_worker_lost"
 """The cause if llama-server ended because it lost an RPC worker (``rpc/workers.py`` names it)."""
 
+_KILLED = "killed"
 _MAX_LINES = 8
 # Exit codes of docs/design.md §3.
 _USAGE, _MODEL_BAD, _MODEL_MISSING, _NO_RUNTIME, _MACHINE, _GAVE_UP = 2, 65, 66, 69, 71, 75
@@ -54,7 +53,7 @@ class Diagnosis(Struct, frozen=True):
 
 
 class _Rule(Struct, frozen=True):
-    """``message`` and ``remedy`` may contain the pattern's groups, ``{model}`` and ``{exit}``."""
+    """``message`` and ``remedy`` may have the pattern's groups, ``{model}``, ``{exit}`` and ``{build}``."""
 
     cause: str
     pattern: str
@@ -89,6 +88,8 @@ _WORKER = "Check the worker's log on its machine, its version, and the network b
 _REPORT = "Report it to llama.cpp with these lines, and try another build."
 _REPORT_FLAGS = "Report it to llama.cpp with these lines; try another build, or fewer arguments after --."
 
+RAISE_LIMIT = "Raise it: --pids-limit of the container, TasksMax= of the unit, or ulimit -u of the user."
+
 _RULES: tuple[_Rule, ...] = (
     # --- the executable ---
     _rule("library_missing", r"error while loading shared libraries: (?P<library>[^:\s]+): (?P<why>.+)",
@@ -114,6 +115,8 @@ _RULES: tuple[_Rule, ...] = (
           "This llama-server no longer has the argument {flag!r}.", "Use {instead}.", _USAGE),
     _rule("flag_removed", r'error while handling argument "(?P<flag>.+?)": .* removed',
           "This llama-server no longer has the argument {flag!r}.", "Leave it out.", _USAGE),
+    _rule("flag_invalid", r'error while handling argument "(?P<flag>.+?)": sto[a-z]+$',
+          "The value of llama-server's argument {flag!r} is not a number.", _CHECK_FLAG, _USAGE),
     _rule("flag_invalid", r'error while handling (?P<kind>argument|environment variable) "(?P<flag>.+?)": '
           r"(?:error: )?(?P<why>.+)",
           "llama-server rejects the value of the {kind} {flag!r}: {why}.", _CHECK_FLAG, _USAGE),
@@ -148,6 +151,11 @@ _RULES: tuple[_Rule, ...] = (
     _rule("out_of_memory_host",
           r"(?P<why>(?:unable|failed) to allocate (?:\S+ )?(?:buffer|compute buffers).*)",
           "The machine ran out of memory: {why}.", _HOST_MEMORY, _MACHINE),
+    # --- the limit of threads (RLIMIT_NPROC, pids.max) ---
+    _rule("tasks_limit",
+          r"what\(\): +Resource temporarily unavailable|Thread creation failed|pthread_create failed",
+          "llama-server could not start another thread: the limit of processes and threads is reached.",
+          RAISE_LIMIT, _MACHINE, when_ready=True),
     # --- the KV cache ---
     _rule("kv_unsupported",
           r"(?i:quantized V cache requires flash_attn|V cache quantization requires flash_attn)",
@@ -185,10 +193,13 @@ _RULES: tuple[_Rule, ...] = (
           r"gguf_init_from_\w+: (?P<why>(?:failed|invalid|encountered|duplicate|tensor) ?.*)",
           "The header of {model} is damaged: {why}.", _DOWNLOAD, _MODEL_BAD),
     _rule("model_unsupported", r"unknown model architecture: '(?P<arch>.+)'",
-          "This llama-server does not know the architecture {arch!r} of {model}.",
+          "This llama-server{build} does not know the architecture {arch!r} of {model}.",
           "Use a newer llama-server, or another model.", _MODEL_BAD),
     _rule("model_unsupported", r"(?P<why>unknown pre-tokenizer type: '.+'|unknown projector type: .+)",
           "This llama-server does not know a part of {model}: {why}.",
+          "Use a newer llama-server, or another model.", _MODEL_BAD),
+    _rule("model_unsupported", r"failed to init decision model: (?P<why>.+)",
+          "This llama-server{build} cannot make decisions with {model}: {why}.",
           "Use a newer llama-server, or another model.", _MODEL_BAD),
     _rule("model_unsupported", r"failed to load (?P<kind>lora adapter|multimodal model),? '(?P<path>.+)'",
           "llama-server cannot use the file {path!r} as a {kind} for this model.",
@@ -245,7 +256,8 @@ _SIGNALS: dict[str, _Rule] = {
         _OTHER_BUILD, _NO_RUNTIME, when_ready=True),
     "SIGSEGV": _rule(
         "segfault", "", "llama-server crashed (segmentation fault).",
-        "Try --kv-type f16 (llama.cpp #28524), then another build, and report it to llama.cpp.",
+        "With a quantized KV cache, try --kv-type f16 (llama.cpp #28524). "
+        "Try another build, and report it to llama.cpp.",
         _GAVE_UP, recurs=False),
     "SIGBUS": _rule(
         "bus_error", "", "llama-server could not read a part of a memory-mapped file (SIGBUS).",
@@ -255,7 +267,7 @@ _SIGNALS: dict[str, _Rule] = {
         "aborted", "", "llama-server aborted without a message (SIGABRT).",
         "Report it to llama.cpp, and try another build.", _GAVE_UP, recurs=False),
     "SIGKILL": _rule(
-        "killed", "",
+        _KILLED, "",
         "llama-server was killed (SIGKILL) by another program, or by the kernel for lack of memory.",
         f"Check `dmesg` for the out-of-memory killer. If it was that: {_SMALLER}.", _GAVE_UP, recurs=False),
 }  # fmt: skip
@@ -264,7 +276,7 @@ _OOM_KILLED = _rule(
     _HOST_MEMORY, _MACHINE, when_ready=True,
 )  # fmt: skip
 _KILLED_BY = _rule(
-    "killed", "", "Another program ended llama-server ({exit}).",
+    _KILLED, "", "Another program ended llama-server ({exit}).",
     "Find the program that sent the signal; llamasup did not.", _GAVE_UP, recurs=False,
 )  # fmt: skip
 _EXITED = _rule(
@@ -273,7 +285,7 @@ _EXITED = _rule(
     _GAVE_UP, recurs=False,
 )  # fmt: skip
 _UNKNOWN = _rule(
-    "unknown", "", "llama-server ended ({exit}) without an error message.",
+    "unknown", "", "llama-server ended ({exit}), and its output names no known cause.",
     "Read the end of its log (llamasup logs); --log-level debug shows more.", _GAVE_UP, recurs=False,
 )  # fmt: skip
 
@@ -291,12 +303,18 @@ _MODEL = r"failed to load (?:draft )?model, '(?P<path>.+)'"
 
 
 def diagnose(
-    exit: Exit, lines: Sequence[str], *, phase: Phase, requested: bool = False, oom_killed: bool = False
+    exit: Exit,
+    lines: Sequence[str],
+    *,
+    phase: Phase,
+    requested: bool = False,
+    oom_killed: bool = False,
+    build: str = "",
 ) -> Diagnosis:
     """Explain ``exit`` by the child's last ``lines`` (oldest first).
 
     ``requested``: llamasup stopped the child. ``oom_killed``: the kernel counted an out-of-memory kill
-    (``oom_kills``).
+    (``oom_kills``). ``build``: the version of the program.
     """
     lines = [re.sub(_ANSI, "", line).rstrip() for line in lines]
     if phase == "starting":
@@ -318,7 +336,7 @@ def diagnose(
                 continue
             for line in lines:
                 if found := re.search(rule.pattern, line):
-                    return _apply(rule, exit, lines, phase, found)
+                    return _apply(rule, exit, lines, phase, found, build)
     return _apply(_SIGNALS.get(exit.signal or "", _UNKNOWN), exit, lines, phase)
 
 
@@ -327,10 +345,16 @@ _STOPS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 
 
 def _apply(
-    rule: _Rule, exit: Exit, lines: Sequence[str], phase: Phase, found: re.Match[str] | None = None
+    rule: _Rule,
+    exit: Exit,
+    lines: Sequence[str],
+    phase: Phase,
+    found: re.Match[str] | None = None,
+    build: str = "",
 ) -> Diagnosis:
     model = next((m["path"] for line in lines if (m := re.search(_MODEL, line))), None)
     values = {"model": repr(model) if model else "the model file", "exit": str(exit)}
+    values["build"] = f" ({build})" if build else ""
     if found is not None:
         values |= {name: value.strip().rstrip(".") for name, value in found.groupdict().items()}
     return Diagnosis(
@@ -343,6 +367,11 @@ def _apply(
         exit_code=rule.exit_code,
         weights_read=phase == "starting" and weights_were_read(lines),
     )
+
+
+def may_be_of_a_request(diagnosis: Diagnosis) -> bool:
+    """Whether a request may be the reason, and not another program or the loss of an RPC worker."""
+    return diagnosis.cause not in (_KILLED, WORKER_LOST)
 
 
 def weights_were_read(lines: Sequence[str]) -> bool:

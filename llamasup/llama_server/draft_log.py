@@ -10,8 +10,6 @@ import re
 
 from msgspec import Struct
 
-__all__ = ["DRAFTED", "Drafted", "read_drafted"]
-
 
 class Drafted(Struct, frozen=True):
     """The tokens that a draft proposed, and those that the model accepted."""

@@ -24,15 +24,6 @@ from msgspec import Struct
 
 from llamasup.system.hardware.devices import Device
 
-__all__ = [
-    "Capabilities",
-    "Option",
-    "looks_like_llama_server",
-    "names_commit",
-    "parse_help",
-    "parse_version",
-]
-
 
 class Option(Struct, frozen=True):
     """One entry of the help text.

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,19 +28,9 @@ from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
 from llamasup.system.native import native
 from llamasup.system.process.environment import RuntimeKind, child_environment
+from llamasup.system.process.run_folder import scratch_folder
 from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
-
-__all__ = [
-    "FoundRuntime",
-    "Runtime",
-    "build_at",
-    "find_runtime",
-    "library_folder",
-    "list_devices",
-    "run_runtime",
-    "survey_runtimes",
-]
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
@@ -312,7 +301,7 @@ def _run(
     Other variables could change the answers: that of a removed option makes even ``--help`` fail (b11434:
     LLAMA_ARG_DRAFT_MAX), and the user's ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
     """
-    with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+    with scratch_folder() as empty:
         env = child_environment(
             environ,
             kind=candidate.kind,

@@ -16,8 +16,6 @@ from msgspec import Struct, field
 from llamasup.llama_server.argv_builder import CommandLine
 from llamasup.llama_server.help_text import Capabilities
 
-__all__ = ["HOST", "ServerSizes", "give_size_log", "read_sizes"]
-
 HOST = "CPU"  # the key of host memory in ``by_device``
 
 _BUFFER = re.compile(

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.settings.model import Settings
 
-__all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "Reduction", "adjustable_of"]
-
 # Below this a chat with a system prompt and tools does not fit: never chosen, but the user can set it.
 MIN_CTX_SIZE = 2048
 
@@ -27,19 +25,30 @@ class PlanLimits(Struct, frozen=True):
     kv_type: str | None = None
     flash_attn_off: bool = False
     gpu_layers: int | None = None
+    drafts_off: bool = False  # the model's own layers for drafts are not used
+    bare: bool = False  # llamasup adds only the flags that are needed
     why: str = ""
 
     @property
     def against_memory(self) -> PlanLimits:
         """The bounds that reduce the memory of a plan."""
         kv_type = None if self.kv_type == "f16" else self.kv_type
-        return replace(self, kv_type=kv_type, flash_attn_off=False, why="")
+        return replace(self, kv_type=kv_type, flash_attn_off=False, drafts_off=False, bare=False, why="")
 
     @property
     def against_crashes(self) -> PlanLimits:
-        """The bounds that avoid the kernels of a packed KV cache and of flash attention."""
+        """The bounds that avoid the kernels of a packed KV cache and of flash attention, and llamasup's own
+        flags.
+        """
         kv_type = self.kv_type if self.kv_type == "f16" else None
-        return PlanLimits(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
+        return PlanLimits(
+            kv_type=kv_type, flash_attn_off=self.flash_attn_off, drafts_off=self.drafts_off, bare=self.bare
+        )
+
+    @property
+    def without_own_flags(self) -> bool:
+        """Whether a start failed with a flag that llamasup added by itself."""
+        return self.drafts_off or self.bare
 
 
 class Change(Struct, frozen=True):
@@ -85,6 +94,8 @@ def adjustable_of(settings: Settings, extra_args: ExtraArgs) -> frozenset[str]:
         "--ctx-size": (settings.ctx_size, ("--ctx-size",)),
         "--kv-type": (settings.kv_type, ("--cache-type-k", "--cache-type-v")),
         "--flash-attn": (settings.flash_attn, ("--flash-attn",)),
+        "--spec-type": (settings.draft_model, ("--spec-type", "--model-draft")),
+        "--profile": (None, ()),
         "--gpu-layers": (None if settings.gpu_layers == "auto" else settings.gpu_layers, ("--gpu-layers",)),
     }
     return frozenset(

@@ -14,19 +14,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.errors import BrokenRuntime, RuntimeMissing
+from llamasup.llama_server.diagnosis import RAISE_LIMIT
 from llamasup.llama_server.help_text import Option
 from llamasup.system.process.run_once import CommandResult
 from llamasup.system.text import sentence
-
-__all__ = [
-    "LLAMA_SERVER",
-    "RPC_SERVER",
-    "Program",
-    "cannot_start",
-    "check_file",
-    "devices_failed",
-    "unusable",
-]
 
 
 class Program(Struct, frozen=True):
@@ -150,6 +141,9 @@ def unusable(
     elif answer.exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
         message = f"{name} uses an instruction that this processor does not have (SIGILL)."
         remedy = f"Build it on this machine, or with -DGGML_NATIVE=OFF; or {_USE_ANOTHER}."
+    elif "Resource temporarily unavailable" in output:
+        message = f"{name} cannot start a thread at --help: the limit of processes and threads is reached."
+        remedy = RAISE_LIMIT
     elif answer.exit_code < 0:
         message = f"{name} crashed at --help ({_signal_name(-answer.exit_code)})."
         remedy = f"Build or download it again, or {_USE_ANOTHER}."

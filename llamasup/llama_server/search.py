@@ -20,8 +20,6 @@ from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.run_once import run_commands
 from llamasup.system.text import is_path
 
-__all__ = ["Candidate", "candidates", "choose"]
-
 _EXECUTABLE = f"llama-server{native.executable_suffix}"
 _IMPORT_TIMEOUT_S = 20.0
 

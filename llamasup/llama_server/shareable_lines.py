@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from llamasup.llama_server.start_log import Ready, read_line
 from llamasup.llama_server.trusted_lines import STAMP, quotes_client, trusted_tail
 
-__all__ = ["shareable_lines"]
-
 _WORK = re.compile(
     r"slot +[\w()]+: id +\d+ \| task -?\d+ \| +(?:"
     r"(?:prompt eval|eval|total) time =[ =|/()\d.,msperotkncd]+"

@@ -12,17 +12,6 @@ from msgspec import Struct
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.trusted_lines import quotes_client
 
-__all__ = [
-    "RELEVANT",
-    "Ready",
-    "SizeLogged",
-    "StageBegan",
-    "StartLogEvent",
-    "StartupFailure",
-    "Warned",
-    "read_line",
-]
-
 
 class Ready(Struct, frozen=True):
     """The server says that it listens. Only a hint to probe ``/health`` at once."""

@@ -17,8 +17,6 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-__all__ = ["STAMP", "quotes_client", "trusted_head", "trusted_tail"]
-
 # `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000. The level is
 # missing if another thread wrote its own line after the time.
 STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} (?:(?P<level>[A-Z]) +)?")

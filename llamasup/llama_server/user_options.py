@@ -13,16 +13,6 @@ from msgspec import Struct
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.help_text import Capabilities, Option
 
-__all__ = [
-    "ParsedOption",
-    "ParsedOptions",
-    "config_files_in",
-    "options_in_config",
-    "options_in_environ",
-    "parse_options",
-    "read_config",
-]
-
 _TRUE = frozenset({"on", "enabled", "true", "1"})  # as llama-server reads them (b11434)
 
 

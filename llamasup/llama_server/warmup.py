@@ -17,17 +17,6 @@ from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.trusted_lines import trusted_head
 from llamasup.system.text import INVALID_JSON
 
-__all__ = [
-    "WarmUpRequest",
-    "begun_message_requests",
-    "no_response",
-    "repeats_begun_message",
-    "response_problem",
-    "slot_request",
-    "warm_up_request",
-    "warmup_diagnosis",
-]
-
 
 class WarmUpRequest(Struct, frozen=True):
     path: str
@@ -44,6 +33,11 @@ _TOKEN = WarmUpRequest(
 )
 _BEGUN = "One, two, three,"
 _VECTOR = WarmUpRequest("/embedding", {"content": "Hello"}, "one embedding")
+_DECISION = WarmUpRequest(
+    "/v1/systemone",
+    {"state": "Hello", "questions": {"greets": {"type": "noul", "instructions": "Is it a greeting?"}}},
+    "one decision",
+)
 _SCORE = WarmUpRequest("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "one score")
 
 
@@ -54,6 +48,8 @@ def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
             return _VECTOR
         case ModelClass.RERANKER:
             return _SCORE
+        case ModelClass.DECISION:
+            return _DECISION
         case _:
             return _TOKEN
 
@@ -125,6 +121,15 @@ def warmup_diagnosis(problem: str, tail: Sequence[str], *, status: int | None) -
             deterministic=True,
             exit_code=69,
         )
+    if status == 404 and problem.startswith(_DECISION.path):
+        return Diagnosis(
+            cause="model_unsupported",
+            message=f"This llama-server has no {_DECISION.path}, the endpoint that this model is for.",
+            remedy="Use a newer llama-server (b11361 of October 2026, or later), or another model.",
+            lines=(),
+            deterministic=True,
+            exit_code=65,
+        )
     return Diagnosis(
         cause="warm_up_failed",
         message=f"llama-server reports that it is ready, but its first request failed: {problem}",
@@ -144,6 +149,8 @@ def _is_valid(request: WarmUpRequest, answer: Any) -> bool:
                 return len(first["embedding"]) > 0
             case "/v1/rerank":
                 return isinstance(answer["results"][0]["relevance_score"], float | int)
+            case "/v1/systemone":
+                return isinstance(answer["answers"]["greets"]["noul"], float | int)
             case _:
                 return int(answer["tokens_predicted"]) > 0
     except (KeyError, IndexError, TypeError, ValueError):

@@ -14,17 +14,6 @@ from llamasup.models.names import pattern
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.kv_cache import has_kv_cache
 
-__all__ = [
-    "ResolvedModel",
-    "ambiguous_model",
-    "forbidden_model",
-    "may_use",
-    "resolved",
-    "unfit_model",
-    "unknown_model",
-    "unnamed_model",
-]
-
 _MAX_LISTED = 10  # names in a message
 _MAX_LETTERS = 80  # of an unknown name in a message
 
@@ -52,15 +41,24 @@ def resolved(spec: ModelSpec) -> ResolvedModel:
 
 
 def _works_of(facts: ModelFacts | None, extra: Sequence[str]) -> tuple[Work, ...]:
-    """The work that its llama-server does not refuse (b11434); all work if that is not known."""
+    """The work that its llama-server does not refuse (b11434, b11549); all work if that is not known."""
     if facts is None or any(word.startswith(_GIVES_PURPOSE) for word in extra):
         return _ALL
+    remembers = has_kv_cache(facts) or any(facts.recurrent_layers)  # also some embedding models
     does = {
-        Work.TEXT: has_kv_cache(facts) or any(facts.recurrent_layers),  # also some embedding models
+        Work.TEXT: remembers and not facts.only_decides,
         Work.EMBEDDINGS: facts.model_class in (ModelClass.ENCODER, ModelClass.RERANKER),
         Work.RERANKING: facts.model_class is ModelClass.RERANKER,
+        Work.DECISIONS: facts.model_class is ModelClass.DECISION,
     }
     return tuple(work for work, can in does.items() if can) or _ALL
+
+
+def output_modalities(facts: ModelFacts | None, works: Sequence[Work]) -> tuple[str, ...]:
+    """The results of a model, as llama.cpp lists them: decisions alone, even if the model can chat."""
+    if facts is not None and facts.decision:
+        return ("decisions",)
+    return ("text",) if Work.TEXT in works else ("embeddings",)
 
 
 def may_use(key: ApiKey | None, model: ResolvedModel) -> bool:
@@ -87,13 +85,18 @@ def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
     )
 
 
-def ambiguous_model(name: str) -> HttpError:
-    """404: several files have this name. Clients do not see their paths."""
+def ambiguous_model(name: str, others: Sequence[str]) -> HttpError:
+    """404: several files have this name. ``others``: the names under which they are served. Clients do not
+    see their paths.
+    """
     return HttpError(
         404,
-        f"Several files have the name {_shown(name)}, so none of them is served",
+        f"Several files have the name {_shown(name)}, so none of them is served"
+        + (" under it" if others else ""),
         cause="model_not_found",
-        remedy="ask the administrator of this server: llamasup's log lists the files",
+        remedy=f"use {_listed(others, 'or')}"
+        if others
+        else "ask the administrator of this server: llamasup's log lists the files",
     )
 
 
@@ -111,6 +114,7 @@ _CANNOT = {
     Work.TEXT: "generates no text",
     Work.EMBEDDINGS: "gives no embeddings",
     Work.RERANKING: "does not rerank",
+    Work.DECISIONS: "makes no decisions",
 }
 
 

@@ -13,8 +13,6 @@ from llamasup.models.found import FileState, FoundModel
 from llamasup.planning.adapters import adapters_of
 from llamasup.planning.projectors import Pairing, pairings_of
 
-__all__ = ["NO_SOURCES", "Attachments", "projector_going_with"]
-
 NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 

@@ -15,8 +15,6 @@ from msgspec import Struct, field
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FoundModel
 
-__all__ = ["DebouncePolicy", "Debounced", "below", "debounce", "debounce_by_age", "initial_state"]
-
 
 class DebouncePolicy(Struct, frozen=True):
     """Seconds without a change before a valid or a broken file counts.

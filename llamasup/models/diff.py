@@ -65,10 +65,8 @@ def changes(
     """
 
     def is_same(id_: str) -> bool:
-        started_as = after[id_].started_as
-        return before[id_].started_as == started_as or (
-            id_ in running and running[id_].started_as == started_as
-        )
+        earlier = (before[id_], *([running[id_]] if id_ in running else []))
+        return any(map(after[id_].keeps_processes_of, earlier))
 
     both = [id_ for id_ in after if id_ in before]
     same = {id_ for id_ in both if is_same(id_)}

@@ -16,8 +16,6 @@ from llamasup.models.rules import ModelRule
 from llamasup.models.spec import ModelSpec
 from llamasup.settings.model import ModelSettings
 
-__all__ = ["Entries", "ServedFiles", "models_gone_with"]
-
 Entries = Callable[[str], Sequence[str]]
 """Path → the entries that a load of it reads: of a split set those of all parts, the first one first."""
 

@@ -22,9 +22,6 @@ from llamasup.system.hardware.probe import system_text
 from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 
-__all__ = ["ModelFolder", "list_models", "look_at", "pseudo_devices"]
-
-
 # Not tmpfs: users put models into /dev/shm for fast loads.
 _PSEUDO = frozenset(
     {"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "securityfs", "selinuxfs", "smackfs"}

@@ -23,9 +23,6 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.models.names import file_id
 from llamasup.settings.names import why_not_a_name
 
-__all__ = ["FileState", "FoundModel", "HubFile", "current_files", "ids_of", "manifest_repo", "parse_hub_path"]
-
-
 _SNAPSHOT = re.compile(
     r"(?P<repository>(?:.*/)?models--(?P<repo>[^/]+))/snapshots/(?P<revision>[^/]+)/(?P<file>.+)", re.DOTALL
 )
@@ -114,6 +111,14 @@ def _ids(path: str, where: _RepoFile | None, tags: Mapping[tuple[str, str], int]
     return [name for name in names if not why_not_a_name(name)] or ([own] if own else [])
 
 
+def qualified_id(path: str) -> str:
+    """``FOLDER/NAME`` of a file in a subfolder; empty for another file."""
+    parts = PurePosixPath(path).parts
+    own = file_id(path)
+    qualified = f"{parts[0]}/{own}"
+    return qualified if len(parts) == 2 and own and not why_not_a_name(qualified) else ""
+
+
 class _RepoFile(Struct, frozen=True):
     """``certain``: from the layout of a cache; else the folders only look like a repository."""
 
@@ -144,9 +149,12 @@ FileState = tuple[str, int, int]
 
 
 class FoundModel(Struct, frozen=True):
-    """One model, or its error; ``path`` is the first file of a split set. ``ids``: the main id first."""
+    """One model, or its error; ``path`` is the first file of a split set. ``ids``: the main id first.
+    ``qualified``: its id if other files share its only name.
+    """
 
     path: str
     outcome: ModelFacts | LlamasupError
     files: tuple[FileState, ...] = ()
     ids: tuple[str, ...] = ()
+    qualified: str = ""

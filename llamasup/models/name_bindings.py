@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field, structs
 
@@ -34,6 +35,8 @@ class NameBinding(Struct, frozen=True):
     found: FoundModel | None
     options: ModelSettings
     problem: str = ""
+    remedy: str = ""
+    by_config: bool = True
 
 
 class FoundIndex:
@@ -80,29 +83,30 @@ class FoundIndex:
                 )
                 continue
             by_id[file.ids[0]].append(file)
+        by_other: dict[str, list[FoundModel]] = defaultdict(list)
+        shared: dict[str, Sequence[FoundModel]] = {}
         for own, called in by_id.items():
             files = _sound_first(called)
             if len({key_of(file) for file in files}) > 1:
-                self.refused[own] = _same_id(own, [file.path for file in files])
-                self.problems.append(self.refused[own])
+                shared[own] = files
+                for file in files:
+                    for other in file.ids[1:] or filter(None, [file.qualified]):
+                        by_other[other].append(file)
                 continue
             self.ids[own] = files[0]
             self.ids_of[key_of(files[0])].append(own)
-        self._add_other_ids(found)
-
-    def _add_other_ids(self, found: Sequence[FoundModel]) -> None:
-        """Add the other ids of files, unless several files share one."""
-        by_other: dict[str, list[FoundModel]] = defaultdict(list)
-        for file in found:
-            if file.ids and self.ids.get(file.ids[0]) is file:
-                for other in file.ids[1:]:
-                    by_other[other].append(file)
+            for other in files[0].ids[1:]:
+                by_other[other].append(files[0])
         for other, called in by_other.items():
             models = {key_of(file): file for file in _sound_first(called)}
-            if len(models) == 1 and other not in self.ids and other not in self.refused:
+            if len(models) == 1 and other not in self.ids and other not in shared:
                 ((key, model),) = models.items()
                 self.ids[other] = model
                 self.ids_of[key].append(other)
+        for own, files in shared.items():
+            self.refused[own] = problem = _same_id(own, files, self.ids_of)
+            if not all(self.ids_of.get(key_of(file)) for file in files):
+                self.problems.append(problem)
 
     def _is_model(self, file: FoundModel, sound: Container[str]) -> bool:
         """``sound``: the ids of valid files, which the problem of a broken file does not name."""
@@ -141,7 +145,8 @@ class NameBinder(Struct):
             model = self.index.ids[ids[0]]
             if free := self.own_ids_of(key):
                 options = _of_patterns(free, patterns)
-                self.made.append(NameBinding(free, model.path, key, model, options, _wrong_with(model)))
+                wrong = _wrong_with(model)
+                self.made.append(NameBinding(free, model.path, key, model, options, *wrong, by_config=False))
             else:
                 self.problems.append(_name_taken(ids[0], model.path))
 
@@ -159,7 +164,7 @@ class NameBinder(Struct):
         model = self.index.find(rule.name)
         if model is not None:
             options = self._options(rule, key_of(model), patterns)
-            return NameBinding(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
+            return NameBinding(rule.names, model.path, key_of(model), model, options, *_wrong_with(model))
         refused = self.index.refused.get(rule.name)
         near = self.index.near(rule.name)
         problem = refused or Problem(
@@ -169,9 +174,10 @@ class NameBinder(Struct):
             names=(rule.name,),
             where=rule.where,
         )
-        if refused is None:
+        if problem not in self.index.problems:
             self.problems.append(problem)
-        return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
+        why = problem.message, problem.remedy
+        return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, *why)
 
     def _bind_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
         is_repo = not Path(source).is_absolute() and "://" not in source
@@ -184,20 +190,20 @@ class NameBinder(Struct):
             options = rule.options.over(_of_patterns(names, patterns))
             return NameBinding(rule.names, source, ("remote", source), None, options)
         options = self._options(rule, key_of(model), patterns)
-        wrong = _wrong_with(model)
+        wrong, remedy = _wrong_with(model)
         if wrong and key_of(model) not in self.index.broken:  # else ``known.problems`` has it
             error = model.outcome
             self.problems.append(
                 Problem(
                     wrong,
-                    remedy=error.remedy if isinstance(error, LlamasupError) else "",
+                    remedy,
                     cause=error.cause if isinstance(error, LlamasupError) else "model_invalid",
                     names=(rule.name,),
                     paths=(model.path,),
                     where=rule.where,
                 )
             )
-        return NameBinding(rule.names, model.path, key_of(model), model, options, wrong)
+        return NameBinding(rule.names, model.path, key_of(model), model, options, wrong, remedy)
 
 
 def key_of(model: FoundModel) -> object:
@@ -223,17 +229,18 @@ def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelSe
     return options
 
 
-def _wrong_with(model: FoundModel) -> str:
+def _wrong_with(model: FoundModel) -> tuple[str, str]:
+    """The problem of the file and its remedy; both are empty if it can be served."""
     if isinstance(model.outcome, LlamasupError):
-        return model.outcome.message
+        return model.outcome.message, model.outcome.remedy
     if not is_served(model.outcome):
         kind = model.outcome.model_class
-        return f"{model.path}: a model of class {kind} is not served alone: {PURPOSES[kind]}"
-    return ""
+        return f"{model.path}: a model of class {kind} is not served alone: {PURPOSES[kind]}", ""
+    return "", ""
 
 
 def _broken(error: LlamasupError, ids: tuple[str, ...], path: str) -> Problem:
-    return Problem(error.message, error.remedy, error.cause, ids, (path,))
+    return Problem(error.message, error.remedy, error.cause, ids, (path,), quiet=True)
 
 
 def _name_taken(own: str, path: str) -> Problem:
@@ -246,25 +253,48 @@ def _name_taken(own: str, path: str) -> Problem:
     )
 
 
-def _same_id(own: str, paths: Sequence[str]) -> Problem:
+def _same_id(own: str, files: Sequence[FoundModel], ids_of: Mapping[object, Sequence[str]]) -> Problem:
+    """``ids_of``: their other ids. Files without one are not served."""
+    paths = [file.path for file in files]
+    instead = tuple(dict.fromkeys(ids_of[key_of(file)][0] for file in files if key_of(file) in ids_of))
+    unserved = [file.path for file in files if key_of(file) not in ids_of]
+    what = f"{len(files)} files have the name {own!r}"
+    if not instead:
+        message, remedy = f"{what}, so none of them is served: {', '.join(paths)}", "Rename all but one, or"
+    elif unserved:
+        message, remedy = f"{what}, so {', '.join(unserved)} is not served", "Rename it, or"
+    else:
+        message, remedy = f"{what}: {', '.join(paths)}", f"Use {' or '.join(instead)}, or"
     return Problem(
-        f"{len(paths)} files have the name {own!r}, so none of them is served: {', '.join(paths)}",
-        remedy="Rename all but one, or add them to the config: models: {NAME: {path: …}}.",
+        message,
+        remedy=f"{remedy} add them to the config: models: {{NAME: {{path: …}}}}.",
         cause="same_id",
         names=(own,),
         paths=tuple(paths),
+        instead=instead,
     )
 
 
+_FLAGS = ("extra", "loras")
 _STARTING = tuple(field for field in ModelSettings.__struct_fields__ if field not in OF_NAME)
 
 
 def can_share(one: ModelSettings, other: ModelSettings) -> bool:
-    """Whether one process can serve both: their start options do not contradict each other."""
+    """Whether one process can serve both: their start options do not contradict each other.
+
+    Flags for llama-server are meant for one name, so a name without them needs another process.
+    """
     return all(
-        mine is None or theirs is None or mine == theirs
-        for mine, theirs in ((getattr(one, name), getattr(other, name)) for name in _STARTING)
+        mine == theirs or (name not in _FLAGS and (mine is None or theirs is None))
+        for name in _STARTING
+        for mine, theirs in [(_start_option(one, name), _start_option(other, name))]
     )
+
+
+def _start_option(options: ModelSettings, name: str) -> Any:
+    """Read a start option; None if it is not set. An empty list of flags counts as not set."""
+    value = getattr(options, name)
+    return (value or None) if name in _FLAGS else value
 
 
 def shared_options(said: Sequence[ModelSettings], defaults: ModelSettings) -> ModelSettings:

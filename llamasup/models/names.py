@@ -14,8 +14,6 @@ from functools import cached_property, lru_cache
 
 from llamasup.settings.names import FORBIDDEN, MAX_LETTERS, names_of
 
-__all__ = ["NameIndex", "file_id", "folded", "pattern"]
-
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
 _MAX_NEAR = 3
 _SHORT = 6

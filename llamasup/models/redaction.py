@@ -11,9 +11,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["redact_paths", "whole_and_plain", "without_folders"]
-
-
 # Not the slashes of https:// and org/repo, and not the endpoint /health of our own messages.
 _ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s]|health(?:,|\.?(?:\s|$)))"
 # Of Windows: a drive, or the name of another machine. In a quoted path the backslashes are doubled.

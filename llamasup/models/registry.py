@@ -21,7 +21,7 @@ from llamasup.models.rules import ModelRule, Problem, check_rules
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.settings.model import OF_NAME, ModelSettings, Settings
 from llamasup.settings.names import is_pattern
-from llamasup.system.text import one_of_these
+from llamasup.system.text import joined_row, one_of_these
 
 __all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build", "with_options"]
 
@@ -30,8 +30,8 @@ _NO_DEFAULTS = ModelSettings()
 
 
 class Unknown(Struct, frozen=True):
-    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have
-    it.
+    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have it;
+    then ``near`` are their other names.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Registry(Struct, frozen=True):
     default: str | None
     problems: tuple[Problem, ...] = ()
     refused: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
-    """Names of several files, none of which is served."""
+    """Names of several files, none of which is served under it."""
     _index: NameIndex = field(default_factory=lambda: NameIndex({}))
     _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}))
 
@@ -63,8 +63,15 @@ class Registry(Struct, frozen=True):
         found = self._index.find(name)
         if isinstance(found, str):
             return self.specs[found]
-        refused = self._refused_index.find(name)
-        return Unknown(name, found, self.refused[refused] if isinstance(refused, str) else None)
+        shared = self._refused_index.find(name)
+        if not isinstance(shared, str):
+            return Unknown(name, found)
+        refused = self.refused[shared]
+        others = (other for other in refused.instead if self._serves(other, refused.paths))
+        return Unknown(name, tuple(others), refused)
+
+    def _serves(self, name: str, paths: Sequence[str]) -> bool:
+        return name in self.names and self.specs[self.names[name]].source in paths
 
     def resolve(self, name: str) -> ModelSpec | None:
         """``find`` without the search for similar names."""
@@ -116,7 +123,7 @@ def build(
         names=MappingProxyType(names),
         default=default,
         problems=(
-            *binder.index.problems,
+            *_file_problems(binder),
             *binder.problems,
             *_unpaired(specs),
             *_unknown_members(groups, names),
@@ -126,6 +133,13 @@ def build(
         _index=index,
         _refused_index=NameIndex({own: own for own in binder.index.refused}),
     )
+
+
+def _file_problems(binder: NameBinder) -> Iterator[Problem]:
+    """The problems of files; those of files that the config names are not quiet."""
+    named = {binding.source for binding in binder.made if binding.by_config}
+    for problem in binder.index.problems:
+        yield structs.replace(problem, quiet=problem.quiet and named.isdisjoint(problem.paths))
 
 
 def _specs(
@@ -181,6 +195,9 @@ def _spec(
         listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
         pairing=pairing,
         problem=first.problem,
+        remedy=first.remedy,
+        shares=tuple(named) if len(named := [each.names[0] for each in shared if each.by_config]) > 1 else (),
+        unlisted=bool(first.problem) and not any(binding.by_config for binding in shared),
     )
 
 
@@ -190,7 +207,7 @@ def _settings(own: str, options: ModelSettings, adapters: tuple[str, ...]) -> Se
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
     if options.loras and not _takes_found(options):
-        extra += [word for path in options.loras for word in ("--lora", path)]
+        extra += [word for path in options.loras for word in ("--lora", joined_row([path]))]
     own_settings = {field: value for field, value in structs.asdict(options).items() if field not in OF_NAME}
     own_settings |= {
         "alias": own,
@@ -269,7 +286,8 @@ def _default(
     specs: Mapping[str, ModelSpec], index: NameIndex, wanted: str | None
 ) -> tuple[str | None, tuple[Problem, ...]]:
     if wanted is None:
-        return (next(iter(specs)) if len(specs) == 1 else None), ()
+        listed = [id_ for id_, spec in specs.items() if not spec.unlisted]
+        return (listed[0] if len(listed) == 1 else None), ()
     found = index.find(wanted)
     if isinstance(found, str):
         return found, ()

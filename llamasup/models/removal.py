@@ -22,14 +22,13 @@ from llamasup.downloads.store import downloaded, is_file, paths_of_url
 from llamasup.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.models.attachments import projector_going_with
+from llamasup.models.by_name import did_you_mean, file_of
 from llamasup.models.folder import list_models
 from llamasup.models.found import FoundModel
 from llamasup.system.text import printable
 
 if TYPE_CHECKING:
     import psutil
-
-__all__ = ["Removal", "entries_of", "refuse_loaded", "remove", "to_remove"]
 
 _MAX_LINKS = 40  # as Linux follows
 
@@ -59,7 +58,7 @@ class Removal(Struct, frozen=True):
 
 
 def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Removal, ...]:
-    """The models with these ``names`` (paths in the folder, or references), each file once.
+    """The models with these ``names`` (paths in the folder, names in ``list``, references), each file once.
 
     Raises ModelMissing, UsageInvalid for an ambiguous name, and FolderUnusable for a file outside the folder.
     """
@@ -86,9 +85,12 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
         if isinstance(ref, UrlRef):
             name = str(ref)  # without its query
         found = downloaded(ref, folder) if ref is not None else None
-        if found is None:
+        if found is not None:
+            parts = found.parts
+        elif (listed := file_of(name, folders=(folder,), required=False)) != name:
+            parts = _parts_of(Path(listed))
+        else:
             return _only_leftovers(name, ref, folder)
-        parts = found.parts
     else:
         parts = _parts_of(first)
     parts = tuple(file for file in parts if file.is_symlink() or file.exists())
@@ -271,9 +273,10 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
         _refuse_outside(leftover, folder)
     if leftovers:
         return Removal(name, (), leftovers)
+    near = did_you_mean(name, folder) if ref is None else ""
     raise ModelMissing(
         f"{folder} has no model {printable(name)!r}.",
-        remedy="Give a path in that folder, or org/repo[:quant]; `llamasup list` shows the models.",
+        remedy=f"{near}Give a name of `llamasup list`, a path in that folder, or org/repo[:quant].",
     )
 
 

@@ -8,9 +8,7 @@ from msgspec import Struct, field
 
 from llamasup.errors import ConfigInvalid
 from llamasup.settings.model import ModelSettings
-from llamasup.settings.names import is_pattern, why_not_a_name
-
-__all__ = ["ModelRule", "Problem", "check_rules", "wrong_rules"]
+from llamasup.settings.names import is_pattern, why_not_a_name, why_not_an_alias
 
 
 class ModelRule(Struct, frozen=True):
@@ -38,7 +36,8 @@ class ModelRule(Struct, frozen=True):
 
 class Problem(Struct, frozen=True):
     """A model that is not served, or not as configured. ``names``: ids; ``where``: the location in the
-    config.
+    config. ``instead``: other names of files that share one. ``quiet``: of a file that the config does not
+    name, which may be no model at all.
     """
 
     message: str
@@ -47,6 +46,8 @@ class Problem(Struct, frozen=True):
     names: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     where: str = ""
+    instead: tuple[str, ...] = ()
+    quiet: bool = False
 
 
 def check_rules(rules: Sequence[ModelRule]) -> None:
@@ -76,8 +77,7 @@ def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
         elif why := why_not_a_name(rule.name):
             yield rule, f"the name {rule.name[:64]!r} {why}"
         for alias in rule.aliases:
-            why = "is a pattern, not a name" if is_pattern(alias) else why_not_a_name(alias)
-            if why:
+            if why := why_not_an_alias(alias):
                 yield rule, f"the alias {alias[:64]!r} of {rule.name!r} {why}"
 
 

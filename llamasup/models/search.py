@@ -18,12 +18,16 @@ from msgspec.structs import replace
 from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMissing
 from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
-from llamasup.models.found import FoundModel, current_files, ids_of, manifest_repo, parse_hub_path
+from llamasup.models.found import (
+    FoundModel,
+    current_files,
+    ids_of,
+    manifest_repo,
+    parse_hub_path,
+    qualified_id,
+)
 from llamasup.system.native import native
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
-
-__all__ = ["Search", "cache_folders", "known_caches", "search_models"]
-
 
 _MAX_REF_BYTES = 64  # of a commit and a newline
 
@@ -46,10 +50,15 @@ class Search(Struct, frozen=True):
 
 
 def search_models(
-    folders: Sequence[Path], paths: Iterable[str] = (), *, cache_folder: Path | None = None
+    folders: Sequence[Path],
+    paths: Iterable[str] = (),
+    *,
+    follow_links: bool = False,
+    cache_folder: Path | None = None,
 ) -> Search:
     """All models below ``folders``, and those at the absolute ``paths`` with the files next to them.
 
+    ``follow_links``: links in folders of this user may lead anywhere.
     Reads new headers: up to a second for a thousand, then some 50 ms.
     """
     found: list[FoundModel] = []
@@ -68,7 +77,12 @@ def search_models(
             continue
         notes += listed.notes
         closed += listed.closed
-        found += (_kept_inside(model, inside) for model in _named(folder, listed.models))
+        models = _named(folder, listed.models)
+        follows = follow_links and _is_own(folder)
+        found += (
+            each if follows and _has_own_links(folder, each.path) else _kept_inside(each, inside)
+            for each in models
+        )
     once = {model.path: model for model in found}  # one folder may lie in another
     looked_into = {str(Path(path).parent) for path in once}
     for model in _beside(sources, looked_into, cache_folder):
@@ -115,7 +129,7 @@ def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
     ids = ids_of(kept, _repositories(folder), broken)
     for model in models:
         if (names := ids.get(relative[model.path])) is not None:
-            yield replace(model, ids=names)
+            yield replace(model, ids=names, qualified=qualified_id(relative[model.path]))
 
 
 def _newest_first(repository: Path, revisions: Iterable[str]) -> list[str]:
@@ -159,6 +173,26 @@ def _repositories(folder: Path) -> list[str]:
         return []
 
 
+def _is_own(folder: Path) -> bool:
+    try:
+        return native.is_own_folder(folder, folder.stat())
+    except OSError:
+        return False
+
+
+def _has_own_links(folder: Path, path: str) -> bool:
+    """Whether no other user has made one of the links below ``folder`` that lead to ``path``."""
+    below = Path(path)
+    while below != folder and below != below.parent:
+        try:
+            if below.is_symlink() and not native.is_own(below.lstat()):
+                return False
+        except OSError:
+            return False
+        below = below.parent
+    return True
+
+
 def _is_inside(model: FoundModel, inside: tuple[str, ...]) -> bool:
     """Whether its path, not its target, is in one of the folders."""
     folder = os.path.realpath(Path(model.path).parent)
@@ -171,7 +205,8 @@ def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
         return model
     error = ModelInvalid(
         f"{model.path}: links to {outside}, which is in none of the models folders",
-        remedy="Add that folder, or add the file to the config: models: {NAME: {path: …}}.",
+        remedy="Add that folder; or add the file to the config: models: {NAME: {path: …}}; or, if the folder "
+        "belongs to this user, set follow_links: true.",
     )
     return replace(model, outcome=error)
 

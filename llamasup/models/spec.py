@@ -12,8 +12,6 @@ from llamasup.models.redaction import redact_paths
 from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings, Settings
 
-__all__ = ["KeepResult", "ModelSpec", "Stay"]
-
 
 class Stay(Struct, frozen=True):
     """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device.
@@ -41,7 +39,8 @@ class ModelSpec(Struct, frozen=True):
     ``source``: an absolute path, or ``org/repo:quant`` or a URL to download. ``identity``: the states of its
     files, the model's own first; a replaced file makes a changed model. ``pairing``: the projector next to
     it, unless one is configured. ``settings.alias`` is its id. ``listed``: the facts of the file; None: it is
-    missing or broken (see ``problem``).
+    missing or broken (see ``problem``). ``unlisted``: no list of models for clients has it, because it is a
+    broken file that the config does not name. ``shares``: the names of the config, if there are several.
 
     ``runtime``: the build that starts it, which the pool sets (empty: the one that is found). ``unproven``:
     its processes get no requests before the build has proven itself with them (pool/upgrade/).
@@ -58,6 +57,9 @@ class ModelSpec(Struct, frozen=True):
     listed: ModelFacts | None = None
     pairing: Pairing | None = None
     problem: str = ""
+    remedy: str = ""
+    unlisted: bool = False
+    shares: tuple[str, ...] = ()
     runtime: str = ""
     unproven: bool = False
 
@@ -78,6 +80,10 @@ class ModelSpec(Struct, frozen=True):
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
         settings = structs.replace(self.settings, alias=None)
         return (self.source, settings, self.replicas, self.identity, *own)
+
+    def keeps_processes_of(self, before: ModelSpec) -> bool:
+        """Whether it starts as ``before`` did. A file that can be read again starts anew."""
+        return self.started_as == before.started_as and bool(self.problem or not before.problem)
 
     def is_file_of(self, other: ModelSpec) -> bool:
         """Whether both have the same file, whatever its content is now."""

@@ -31,8 +31,6 @@ from llamasup.system.storage.folders import device_and_inode
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
 
-__all__ = ["FolderEvents", "ModelWatch"]
-
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # between two reads of events, at some 0.1 ms of CPU
@@ -142,11 +140,13 @@ class ModelWatch:
         paths: Sequence[str],
         first: Search,
         *,
+        follow_links: bool = False,
         cache_folder: Path | None = None,
         policy: DebouncePolicy | None = None,
         tick_s: float = _TICK_S,
     ) -> None:
         self._folders, self._paths = tuple(folders), tuple(paths)
+        self._follow_links = follow_links
         self._cache_folder = cache_folder
         self._policy = DebouncePolicy() if policy is None else policy
         self._tick_s = tick_s
@@ -212,7 +212,9 @@ class ModelWatch:
 
     def _search(self, *, reliable: bool) -> float:
         """Search everything, and report changes. Returns the time of the next search without an event."""
-        search = search_models(self._folders, self._paths, cache_folder=self._cache_folder)
+        search = search_models(
+            self._folders, self._paths, follow_links=self._follow_links, cache_folder=self._cache_folder
+        )
         now_s = time.monotonic()
         self._debounce(search, now_s)
         wake_at_s = min(self._debounced.wake_at_s, self._debounced_sources.wake_at_s)

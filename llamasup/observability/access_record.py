@@ -13,18 +13,6 @@ from msgspec import Struct
 
 from llamasup.observability.counters import RequestRecord
 
-__all__ = [
-    "AccessRecord",
-    "SlowLog",
-    "access_line",
-    "access_record",
-    "admit_slow",
-    "shortened",
-    "shown_path",
-    "waiting_time_s",
-]
-
-
 _LONGEST_PATH = 512  # a client may send one of 64 KiB
 _UNPRINTABLE = re.compile(r"[^!-~]")
 
@@ -59,6 +47,7 @@ class AccessRecord(msgspec.Struct):
     replayed: bool
     continued: bool
     repaired: str | None
+    cause: str | None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -99,6 +88,7 @@ def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
         record.replayed,
         record.continued,
         record.repaired or None,
+        record.cause or None,
     )
 
 

@@ -65,7 +65,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``context``: how the size of the context affected the answer (http/context_end.py), with
     ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
     long it held permits, times their number; ``tokens_estimated``: the estimate of the tokens that its answer
-    did not report.
+    did not report. ``cause``: that of the error of llamasup, such as ``queue_full``.
     """
 
     request_id: str
@@ -99,6 +99,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     tokens_estimated: int = 0
     continued: bool = False
     repaired: str = ""
+    cause: str = ""
 
 
 class HeldSlots(msgspec.Struct, frozen=True):

@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["STEPS", "STEP_S", "LastHour"]
-
 STEP_S = 10
 STEPS = 360  # an hour
 
 
 class LastHour:
     """Times are seconds of one clock that does not jump."""
-
-    __slots__ = (
-        "_answers",
-        "_first_byte_s",
-        "_level_bytes",
-        "_memory_bytes",
-        "_newest",
-        "_queue_s",
-        "_tokens",
-    )
 
     def __init__(self, now_s: float) -> None:
         self._newest = int(now_s // STEP_S)  # the number of the newest step; it is at its number modulo STEPS

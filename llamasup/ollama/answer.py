@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from time import monotonic
 from typing import Final
 
@@ -26,7 +27,6 @@ __all__ = [
     "Answer",
     "Keep",
     "Served",
-    "context_error",
     "created_at",
     "error_response",
     "sentence_of",
@@ -45,20 +45,17 @@ Keep = Callable[[str, float | None, int], KeepResult]
 
 
 class Served:
-    """What an answer needs of the models. ``context_of``: the context of a request to the model of this id;
-    None: not known. ``features_of``: what it can do. ``keep``: lets the model of an id stay loaded for some
-    seconds (``Pool.keep``).
+    """The models, as an answer needs them. ``features_of``: what the model of this id can do. ``keep``: lets
+    the model of an id stay loaded for some seconds (``Pool.keep``).
     """
 
-    __slots__ = ("context_of", "features_of", "keep")
+    __slots__ = ("features_of", "keep")
 
     def __init__(
         self,
-        context_of: Callable[[str], int | None],
         features_of: Callable[[str], Features],
         keep: Keep,
     ) -> None:
-        self.context_of = context_of
         self.features_of = features_of
         self.keep = keep
 
@@ -66,16 +63,6 @@ class Served:
 def created_at() -> bytes:
     """The time now, as Go writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z").encode()
-
-
-def context_error(n_wanted: int, n_ctx: int) -> HttpError:
-    """``n_ctx``: the most that fits."""
-    return HttpError(
-        400,
-        f"num_ctx is {n_wanted}, but a request to this model has a context of {n_ctx} tokens",
-        cause="num_ctx",
-        remedy=f"ask for at most {n_ctx}, or set ctx_size of the model in llamasup's config",
-    )
 
 
 def sentence_of(error: HttpError) -> str:
@@ -136,18 +123,6 @@ class Answer:
 
     def admit(self, endpoint: Endpoint) -> HttpError | None:
         request, served = self._request, self._served
-        if request.n_ctx is not None:
-            window = endpoint.window
-            n_ctx = served.context_of(endpoint.model) if window is None else window.n_ctx
-            if n_ctx is None:
-                return HttpError(
-                    400,
-                    f"num_ctx is {request.n_ctx}, but the context of {endpoint.server} is not known",
-                    cause="num_ctx",
-                    remedy="leave num_ctx out: a prompt that does not fit is refused, and never cut",
-                )
-            if request.n_ctx > n_ctx:
-                return context_error(request.n_ctx, n_ctx)
         if request.thinks or request.calls_tools:  # its file may have come after the request
             try:
                 check_features(request, served.features_of(endpoint.model))
@@ -246,6 +221,8 @@ class Answer:
             return Answered(502, complete=False), error_line(sentence)
         if self._status != 200:
             sentence = error_text(body)
+            if self._request.has_webp and self._status == HTTPStatus.BAD_REQUEST:
+                sentence += ": llama-server needs ffmpeg for WebP; install it there, or send PNG or JPEG"
             return Answered(status_of_error(self._status, sentence)), error_line(sentence)
         try:
             return Answered(200), whole(self._request, body, created_at(), times)

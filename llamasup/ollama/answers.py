@@ -14,17 +14,6 @@ import msgspec
 from llamasup.ollama.requests import Kind, OllamaRequest
 from llamasup.system.text import path_text
 
-__all__ = [
-    "BrokenAnswer",
-    "Lines",
-    "Times",
-    "error_line",
-    "error_text",
-    "loaded",
-    "status_of_error",
-    "whole",
-]
-
 _NULL: Final = msgspec.Raw(b"null")
 _EMPTY: Final = b'""'
 _NS_PER_MS: Final = 1_000_000
@@ -162,7 +151,7 @@ def error_text(body: bytes) -> str:
     sentence = error.message or error.type or "llama-server failed"
     if not error.remedy:
         return sentence
-    return f"{sentence}{'' if sentence.endswith('.') else ':'} {error.remedy}"
+    return f"{sentence.removesuffix('.')}. {error.remedy}"
 
 
 def status_of_error(status: int, sentence: str) -> int:

@@ -7,6 +7,7 @@ Other paths of the listener, such as /v1/…, are llama-server's own.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -20,12 +21,13 @@ from llamasup._version import __version__
 from llamasup.http.heads import Head, HttpError
 from llamasup.http.routes import Work, route_of
 from llamasup.models.access import ResolvedModel, may_use, unfit_model
-from llamasup.ollama.answer import JSON, Answer, Keep, Served, context_error, created_at, error_response
+from llamasup.ollama.answer import JSON, Answer, Keep, Served, created_at, error_response
 from llamasup.ollama.answers import error_line, loaded
 from llamasup.ollama.fields import Refused, boolean, decoded, refusal
 from llamasup.ollama.files import FilesAnswer
 from llamasup.ollama.listing import ListedModel, features_of, read_list, read_one, running, shown, tags
 from llamasup.ollama.names import spellings
+from llamasup.ollama.options import OF_LLAMASUP
 from llamasup.ollama.requests import PATHS, Features, OllamaRequest, model_of, read_request
 from llamasup.proxy.backend import Backend, ModelList, ModelRoute
 from llamasup.proxy.dialect import LocalAnswer
@@ -38,6 +40,7 @@ __all__ = ["OllamaDialect"]
 VERSION: Final = "0.30.0"
 """The version of Ollama whose API this is. Clients compare it with the smallest that they need."""
 
+_log = logging.getLogger("llamasup.ollama")
 _RUNNING: Final = LocalAnswer(b"Ollama is running", lines=b"Content-Type: text/plain; charset=utf-8\r\n")
 _READS: Final = (b"GET", b"HEAD")
 _POST: Final = (b"POST",)
@@ -73,7 +76,8 @@ class OllamaDialect:
         keep: Keep,
     ) -> None:
         self._list_models = list_models
-        self._served = Served(self._context_of, self._features_of, keep)
+        self._named: set[str] = set()  # options without effect, of which there are few
+        self._served = Served(self._features_of, keep)
 
     # --- Dialect
 
@@ -111,14 +115,22 @@ class OllamaDialect:
             work = Work.EMBEDDINGS if wanted.embeds else Work.TEXT
             if work not in route.model.works:
                 return unfit_model(route.model, work)
-        if wanted.n_ctx is not None and (error := self._never_fits(request, backend, wanted, wanted.n_ctx)):
-            return error
+        self._name_once(wanted.idle)
         name = _served_name(wanted.name, backend)
         request.body = msgspec.json.encode({"model": name, **wanted.body})
         # Without the body, which would stay in memory until the end of the answer.
         request.translation = Answer(replace(wanted, body={}), request.received_at, self._served)
         request.head = _head_for(request.head, wanted.path)
         return None
+
+    def _name_once(self, idle: tuple[str, ...]) -> None:
+        """Name options without effect in the log. Many clients send the same ones with each request."""
+        for name in idle:
+            if name not in self._named:
+                self._named.add(name)
+                setting = OF_LLAMASUP.get(name)
+                remedy = f"; set {setting} of the model in llamasup's config" if setting else ""
+                _log.warning("The option %s of requests to Ollama's API has no effect%s.", name, remedy)
 
     def _unload(self, wanted: OllamaRequest, route: ModelRoute) -> HttpError | LocalAnswer:
         """A request without a prompt, with ``keep_alive`` 0."""
@@ -133,16 +145,6 @@ class OllamaDialect:
             )
         # Clients take any answer but ``unload`` for a model that is still loaded.
         return LocalAnswer(loaded(wanted, created_at(), reason="unload" if kept == "kept" else "stop"))
-
-    def _never_fits(
-        self, request: Request, backend: Backend, wanted: OllamaRequest, n_ctx: int
-    ) -> HttpError | None:
-        """The refusal of a context that the model cannot have, before it is loaded for the request."""
-        found = self._listed(request, backend, wanted.name)
-        if found is None or found.status.value == _LOADED or found.llamasup.is_virtual:
-            return None
-        most = max(found.meta.n_ctx_train, found.llamasup.context or 0)
-        return context_error(n_ctx, most) if 0 < most < n_ctx else None
 
     def _features(self, request: Request, backend: Backend, name: str) -> Features:
         found = self._listed(request, backend, name)
@@ -166,10 +168,6 @@ class OllamaDialect:
     def _features_of(self, id_: str) -> Features:
         found = self._entry(id_)
         return Features() if found is None else features_of(found)
-
-    def _context_of(self, id_: str) -> int | None:
-        found = self._entry(id_)
-        return None if found is None else found.meta.n_ctx or found.llamasup.context
 
     # --- requests that llamasup answers
 

@@ -6,8 +6,6 @@ from typing import Final
 
 from llamasup.ollama.answers import BrokenAnswer
 
-__all__ = ["EVENT", "MAX_EVENT", "Events"]
-
 MAX_EVENT: Final = 4 << 20
 """Bytes of an event; those of llama-server (b11434) have some KiB, with 20 alternatives for a token."""
 

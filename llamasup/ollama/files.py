@@ -20,8 +20,6 @@ from llamasup.ollama.events import EVENT, Events
 from llamasup.proxy.translation import Answered, ResponseForm
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["FilesAnswer"]
-
 _encode: Final = msgspec.json.Encoder().encode
 _SUCCESS: Final = b'{"status":"success"}\n'
 

@@ -14,8 +14,6 @@ import msgspec
 from llamasup.ollama.names import shown_name
 from llamasup.ollama.requests import Features
 
-__all__ = ["ListedModel", "features_of", "read_list", "read_one", "running", "shown", "tags"]
-
 _NEVER: Final = "9999-12-31T23:59:59Z"
 _LAST_S: Final = 253_402_300_799  # the last second of that year, since 1970
 _MAX_STAY_S: Final = 100 * 365 * 86_400.0
@@ -162,8 +160,9 @@ def shown(model: ListedModel) -> bytes:
 
 def _capabilities(model: ListedModel) -> list[str]:
     own = model.llamasup
-    if "text" not in model.architecture.output_modalities:
-        return ["embedding"]
+    results = model.architecture.output_modalities
+    if "text" not in results:
+        return ["embedding"] if "embeddings" in results else []
     has = {
         "completion": True,
         "vision": "image" in model.architecture.input_modalities,

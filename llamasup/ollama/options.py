@@ -18,8 +18,6 @@ from llamasup.ollama.fields import (
     texts,
 )
 
-__all__ = ["NUMBERS", "OF_LLAMASUP", "REMOVED", "WHOLE_NUMBERS", "least_context", "parameters"]
-
 # Ollama's name → llama-server's (b11434), and the smallest and largest value.
 WHOLE_NUMBERS: Final[Mapping[str, tuple[str, int, int]]] = {
     "num_keep": ("n_keep", -1, MAX_NUMBER),
@@ -43,6 +41,7 @@ NUMBERS: Final = (
 """These have llama-server's names."""
 
 OF_LLAMASUP: Final[Mapping[str, str]] = {
+    "num_ctx": "ctx_size",
     "num_batch": "extra",
     "num_gpu": "gpu_layers",
     "main_gpu": "devices",
@@ -53,16 +52,26 @@ OF_LLAMASUP: Final[Mapping[str, str]] = {
     "use_mlock": "extra",
     "low_vram": "gpu_layers",
     "f16_kv": "kv_type",
+    "logits_all": "",
+    "vocab_only": "",
+    "embedding_only": "",
 }
-"""Options that are fixed when a model is loaded, and the settings of llamasup that decide about them."""
+"""Options that change no text: fixed when a model is loaded, by these settings of llamasup, if any."""
 
-REMOVED: Final = ("penalize_newline", "tfs_z", "logits_all", "vocab_only", "embedding_only")
-"""Options of older versions of Ollama, which llama-server does not have."""
+REMOVED: Final = ("penalize_newline", "tfs_z")
+"""Options of older versions of Ollama that change the text, and that llama-server does not have."""
 
 
-def least_context(fields: Fields) -> int | None:
-    """``num_ctx``, which the context of a request must have at least."""
-    return integer(object_of(fields, "options"), "num_ctx", 1)
+def without_effect(fields: Fields, *, samples: bool = True) -> tuple[str, ...]:
+    """The options that are accepted, although they change nothing. ``samples``: as for ``parameters``."""
+    options = object_of(fields, "options")
+    return tuple(name for name in options if is_given(options, name) and _is_idle(name, samples=samples))
+
+
+def _is_idle(name: str, *, samples: bool) -> bool:
+    return name in OF_LLAMASUP or (
+        not samples and (name in NUMBERS or name in WHOLE_NUMBERS or name == "stop")
+    )
 
 
 def parameters(fields: Fields, *, samples: bool = True) -> dict[str, Any]:
@@ -70,17 +79,10 @@ def parameters(fields: Fields, *, samples: bool = True) -> dict[str, Any]:
     options = object_of(fields, "options")
     found: dict[str, Any] = {}
     for name in options:
-        if not is_given(options, name) or name == "num_ctx":  # ``least_context``
+        if not is_given(options, name) or _is_idle(name, samples=samples):
             continue
-        if name in OF_LLAMASUP:
-            raise refusal(
-                f"the option {name} is fixed when a model is loaded",
-                f"leave it out; or set {OF_LLAMASUP[name]} of the model in llamasup's config",
-            )
         if name in REMOVED:
             raise refusal(f"the option {name} does not exist in llama-server", "leave it out")
-        if not samples:
-            raise refusal(f"the option {name} has no effect on embeddings", "leave it out")
         if name in WHOLE_NUMBERS:
             own, least, most = WHOLE_NUMBERS[name]
             found[own] = integer(options, name, least, most)

@@ -31,7 +31,7 @@ from llamasup.ollama.fields import (
     text,
     texts,
 )
-from llamasup.ollama.options import least_context, parameters
+from llamasup.ollama.options import parameters, without_effect
 
 __all__ = ["PATHS", "Features", "Kind", "OllamaRequest", "check_features", "model_of", "read_request"]
 
@@ -70,9 +70,10 @@ class Features(msgspec.Struct, frozen=True):
 class OllamaRequest(msgspec.Struct, frozen=True):
     """A translated request. ``name``: the model as the client wrote it. ``body``: without the model.
 
-    ``keep_s``: how long the model stays loaded after the request; None: not set. ``n_ctx``: the smallest
-    context that is asked for. ``thinks``, ``calls_tools``: it needs a model that can. ``dimensions``: of the
-    embeddings; None: all. ``alternatives``: each token of the answer has its ``top_logprobs``.
+    ``keep_s``: how long the model stays loaded after the request; None: not set. ``idle``: the options that
+    have no effect. ``has_webp``: an image is WebP. ``thinks``, ``calls_tools``: it needs a model that can.
+    ``dimensions``: of the embeddings; None: all. ``alternatives``: each token of the answer has its
+    ``top_logprobs``.
     """
 
     kind: Kind
@@ -80,7 +81,8 @@ class OllamaRequest(msgspec.Struct, frozen=True):
     path: bytes
     body: dict[str, Any]
     keep_s: float | None = None
-    n_ctx: int | None = None
+    idle: tuple[str, ...] = ()
+    has_webp: bool = False
     thinks: bool = False
     calls_tools: bool = False
     dimensions: int | None = None
@@ -142,7 +144,8 @@ def _request(
         path,
         body,
         keep_s=keep_alive(fields),
-        n_ctx=least_context(fields),
+        idle=without_effect(fields, samples=kind not in EMBEDS),
+        has_webp=_has_webp(body.get("messages", ())),
         thinks=thinks,
         calls_tools=tools,
         dimensions=dimensions,
@@ -381,6 +384,12 @@ def _with_images(content: str, images: Sequence[str]) -> list[dict[str, Any]]:
             )
         parts.append({"type": "image_url", "image_url": {"url": f"data:image/{media};base64,{image}"}})
     return parts
+
+
+def _has_webp(messages: Sequence[Mapping[str, Any]]) -> bool:
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    urls = (part["image_url"]["url"] for content in contents for part in content if "image_url" in part)
+    return any(url.startswith("data:image/webp") for url in urls)
 
 
 def _media_of(image: str) -> str | None:

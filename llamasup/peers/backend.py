@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llamasup.models.access import ResolvedModel, unnamed_model
-from llamasup.peers.groups import ModelGroup
+from llamasup.peers.groups import ModelGroup, warm
+from llamasup.peers.known import KnownNode, NodeState
 from llamasup.peers.peers import NodeRoute, Peers
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.listing import ModelListing, encode_list, encode_one
 from llamasup.pool.catalog.route import ModelRoute
 from llamasup.queueing.unavailable import Unavailable
-
-__all__ = ["NodesBackend", "NodesListing"]
 
 
 class NodesBackend:
@@ -49,17 +48,21 @@ class NodesBackend:
         return self._catalog.readiness()
 
     def listing(self) -> NodesListing:
-        return NodesListing(self._catalog.listing(), tuple(self._peers.groups))
+        nodes = {known.peer.name: known for known in self._peers.nodes}
+        return NodesListing(self._catalog.listing(), tuple(self._peers.groups), nodes)
 
-    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        return self._catalog.node_listing(allowed)
+    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
+        return self._catalog.node_listing(seen)
 
 
 class NodesListing:
     """A ``ModelList``. In ``llamasup`` of an entry, ``nodes`` names the other nodes that have the model."""
 
-    def __init__(self, here: ModelListing, groups: tuple[ModelGroup, ...]) -> None:
+    def __init__(
+        self, here: ModelListing, groups: tuple[ModelGroup, ...], nodes: Mapping[str, KnownNode]
+    ) -> None:
         self._here = here
+        self._nodes = nodes
         self._groups = {group.model.id: group for group in groups}
 
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
@@ -72,33 +75,48 @@ class NodesListing:
         group = self._groups.get(model)
         if group is None:
             return self._here.entry(model)
-        return _with_nodes(self._here.entry(model), group) if group.is_local else _entry(group)
+        return (
+            _with_nodes(self._here.entry(model), group, self._nodes)
+            if group.is_local
+            else _entry(group, self._nodes)
+        )
 
     def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
         for entry in self._here.entries(allowed):
             group = self._groups.get(entry["id"])
-            yield entry if group is None else _with_nodes(entry, group)
+            yield entry if group is None else _with_nodes(entry, group, self._nodes)
         for group in self._groups.values():
             if not group.is_local and (allowed is None or allowed(group.model)):
-                yield _entry(group)
+                yield _entry(group, self._nodes)
 
 
-def _entry(group: ModelGroup) -> dict[str, Any]:
-    """The entry of the node that serves the model, else of the first."""
-    models = sorted(group.nodes.values(), key=lambda model: not model.serves)
+def _entry(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> dict[str, Any]:
+    """The entry of a node that serves the model, else of one that gets requests, else of the first.
+
+    The last one is what an absent node has reported, so the entry shows the state of the node.
+    """
     entry: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "llamasup", "tags": ()}
-    if models:
-        entry |= models[0].entry
+    present = [name for name in group.nodes if name in nodes and nodes[name].gets_requests]
+    away = ""
+    for name in (*warm(group, nodes), *present, *group.nodes)[:1]:
+        entry |= group.nodes[name].entry
+        if not present:  # during a stop, the membership may have dropped the node
+            away = nodes[name].shown_state if name in nodes else NodeState.ABSENT.value
     entry |= {"id": group.model.id, "aliases": group.model.names[1:]}
-    return _with_nodes(entry, group)
+    return _with_nodes(entry, group, nodes, away)
 
 
-def _with_nodes(entry: dict[str, Any], group: ModelGroup) -> dict[str, Any]:
+def _with_nodes(
+    entry: dict[str, Any], group: ModelGroup, nodes: Mapping[str, KnownNode], away: str = ""
+) -> dict[str, Any]:
+    """``away``: the state of the node of this entry, if no node gets requests."""
     own = entry.get("llamasup")
     shown: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
-    serves = any(model.serves for model in group.nodes.values())
+    serves = bool(warm(group, nodes))
     if not group.is_local:
         shown["default"] = False
-    if serves or "status" not in entry:
+    if away:
+        shown["state"] = away
+    if serves or away or "status" not in entry:
         entry["status"] = {"value": "loaded" if serves else "unloaded"}
     return {**entry, "llamasup": {**shown, "nodes": list(group.nodes)}}

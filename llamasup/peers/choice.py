@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from llamasup.queueing.served_load import ServedLoad
 
-__all__ = ["Choice", "Where", "choose_side"]
-
 
 class Where(StrEnum):
     HERE = "here"

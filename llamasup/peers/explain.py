@@ -11,8 +11,6 @@ from llamasup.pool.why.explain import Explanation
 from llamasup.queueing.wait_estimate import progress_text
 from llamasup.system.text import sentence
 
-__all__ = ["explain_nodes"]
-
 
 def explain_nodes(group: ModelGroup, nodes: Mapping[str, KnownNode], queued: int) -> Explanation:
     """``queued``: the requests that wait here for these nodes."""

@@ -20,8 +20,6 @@ from llamasup.pool.catalog.node_listing import NodeModel
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 
-__all__ = ["RETRY_S", "ModelGroup", "cold_choice", "groups_of", "warm", "why_not_served"]
-
 RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
 
@@ -112,9 +110,8 @@ def cold_choice(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> str | None
 
 
 def _coldness(model: NodeModel, node: KnownNode) -> tuple[bool, float, int]:
-    busy = 0 if node.listing is None else sum(each.busy + each.queued for each in node.listing.models)
     is_away = model.state == "stopped"
-    return is_away, 0.0 if is_away or model.eta_s is None else model.eta_s, busy
+    return is_away, 0.0 if is_away or model.eta_s is None else model.eta_s, node.requests
 
 
 def _gets_requests(known: KnownNode | None) -> bool:
@@ -133,6 +130,7 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
                 cause="loading",
                 retry_after_s=retry_after_s(model.eta_s or 1.0),
                 queueable=True,
+                absent=model.percent is None,
                 percent=model.percent,
                 eta_s=model.eta_s,
             )

@@ -11,17 +11,6 @@ from msgspec.structs import replace
 from llamasup.peers.membership import Peer
 from llamasup.pool.catalog.node_listing import NodeListing
 
-__all__ = [
-    "KnownNode",
-    "NodeState",
-    "ProbePolicy",
-    "Trouble",
-    "answered",
-    "failed",
-    "first_of_same",
-    "same_names",
-]
-
 
 class NodeState(StrEnum):
     """``READY`` nodes get requests. ``SILENT``: no answer lately; it keeps the requests that it has.
@@ -61,7 +50,8 @@ class Trouble(Struct, frozen=True):
 
 class KnownNode(Struct, frozen=True):
     """``listing``: the last that it gave; kept while it does not answer, so that requests for its models
-    wait, and do not fail because of an unknown name.
+    wait, and do not fail because of an unknown name. ``requests``: those that it works on or that wait there,
+    for all its models together.
     """
 
     peer: Peer
@@ -69,6 +59,7 @@ class KnownNode(Struct, frozen=True):
     reason: str = ""
     remedy: str = ""
     listing: NodeListing | None = None
+    requests: int = 0
     failures: int = 0
     restarts: int = 0
     """How often another process answered."""
@@ -80,6 +71,11 @@ class KnownNode(Struct, frozen=True):
     @property
     def keeps_requests(self) -> bool:
         return self.state in (NodeState.READY, NodeState.SILENT)
+
+    @property
+    def shown_state(self) -> str:
+        """The state that users see."""
+        return "leaving" if self.peer.leaving and self.keeps_requests else self.state.value
 
 
 _SAME: Final = "It is this node itself"
@@ -94,7 +90,7 @@ def answered(known: KnownNode, listing: NodeListing, own_id: str) -> KnownNode:
             known,
             state=NodeState.SELF,
             reason=_SAME,
-            remedy="remove it from peers",
+            remedy="Remove it from peers.",
             listing=None,
             failures=0,
             restarts=restarts,
@@ -102,9 +98,10 @@ def answered(known: KnownNode, listing: NodeListing, own_id: str) -> KnownNode:
     return replace(
         known,
         state=NodeState.READY,
-        reason="",
+        reason=f"It lists {listing.left_out} models too many" if listing.left_out else "",
         remedy="",
         listing=listing,
+        requests=sum(model.busy + model.queued for model in listing.models),
         failures=0,
         restarts=restarts,
     )

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-__all__ = ["ExpectedModel", "Membership", "Peer"]
-
 
 class Peer(Struct, frozen=True):
     """Another llamasup node. Two nodes with the same ``name`` are the same node: a change of the other fields

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -41,9 +41,9 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.system.text import sentence
 
-__all__ = ["FIRST_ANSWERS_S", "NodeRoute", "Peers"]
-
 FIRST_ANSWERS_S: Final = 2.5  # a start waits so long at most: a request for a model must find it
+
+_SLICE: Final = 100  # models that are applied at once, which takes 2 to 5 ms
 
 _log = logging.getLogger("llamasup.peers")
 
@@ -89,6 +89,7 @@ class Peers:
         self._asked: set[str] = set()  # nodes that were asked at least once
         self._unlisted: set[str] = set()  # nodes that the membership does not name any more
         self._all_asked = asyncio.Event()
+        self._refreshes = 0
 
     # --- life
     async def run(self) -> None:
@@ -141,7 +142,7 @@ class Peers:
             for name, endpoint in model.endpoints.items():
                 in_flight[name] += endpoint.in_flight
         return NodeGauges(
-            {known.peer.name: _state_of(known) for known in nodes},
+            {known.peer.name: known.shown_state for known in nodes},
             in_flight,
             {id_: len(model.queue) for id_, model in self._models.items()},
         )
@@ -181,7 +182,7 @@ class Peers:
                 {
                     "id": listed.id,
                     "aliases": list(listed.aliases),
-                    "state": listed.state if known.gets_requests else _state_of(known),
+                    "state": listed.state if known.gets_requests else known.shown_state,
                     "slots": listed.slots or None,
                     "slots_busy": listed.busy,
                     "in_flight": 0 if endpoint is None else endpoint.in_flight,
@@ -196,7 +197,7 @@ class Peers:
         return {
             "name": known.peer.name,
             "url": known.peer.url,
-            "state": _state_of(known),
+            "state": known.shown_state,
             "reason": known.reason or None,
             "remedy": known.remedy or None,
             "version": None if listing is None else listing.version,
@@ -225,30 +226,24 @@ class Peers:
 
     def refresh(self) -> None:
         """Apply what is known of the nodes, and of the models of this one."""
+        for _ in self._refreshed():
+            pass
+
+    def _refreshed(self) -> Iterator[None]:
+        """``refresh`` in slices. A later one ends it, because that one applies everything."""
         if self._stopping:
             return
+        self._refreshes = number = self._refreshes + 1
         nodes = {known.peer.name: known for known in self.nodes}
         groups = groups_of(tuple(nodes.values()), self.membership.expected(), self._local)
         routes: dict[str, NodeRoute] = {}
-        ids = set()
-        for group in groups:
-            id_ = group.model.id
-            ids.add(id_)
-            model = self._models.get(id_)
-            if model is None:
-                model = self._models[id_] = RemoteModel(
-                    group,
-                    timeout_s=self._timeout_s,
-                    max_waiting=self._max_waiting,
-                    continues_streams=self._continues_streams,
-                    on_wanted=partial(self._wanted, id_),
-                    on_idle=self._on_idle,
-                )
-            model.update(group, nodes, self._address_of)
-            self._tell_wanted(model)
-            served = self._shared(id_, model) if group.is_local else model
-            routes |= dict.fromkeys(group.model.names, NodeRoute(group.model, served))
-        for id_ in self._models.keys() - ids:
+        for count, group in enumerate(groups, 1):
+            routes |= dict.fromkeys(group.model.names, self._applied(group, nodes))
+            if not count % _SLICE:
+                yield
+                if number != self._refreshes:
+                    return
+        for id_ in self._models.keys() - {group.model.id for group in groups}:
             if self._waiting.pop(id_, 0):
                 self.membership.wanted(id_, 0)
             self._models.pop(id_).close(
@@ -257,13 +252,34 @@ class Peers:
         self.routes = routes
         self.index = NameIndex({name: route.model.id for name, route in routes.items()})
 
-    def _refresh_loads(self, name: str) -> None:
-        """Apply the load of the models of one node; their names are the same as before."""
+    def _applied(self, group: ModelGroup, nodes: Mapping[str, KnownNode]) -> NodeRoute:
+        id_ = group.model.id
+        model = self._models.get(id_)
+        if model is None:
+            model = self._models[id_] = RemoteModel(
+                group,
+                timeout_s=self._timeout_s,
+                max_waiting=self._max_waiting,
+                continues_streams=self._continues_streams,
+                on_wanted=partial(self._wanted, id_),
+                on_idle=self._on_idle,
+            )
+        model.update(group, nodes, self._address_of)
+        self._tell_wanted(model)
+        return NodeRoute(group.model, self._shared(id_, model) if group.is_local else model)
+
+    def _refreshed_loads(self, name: str) -> Iterator[None]:
+        """Apply the load of the models of one node, in slices; their names are the same as before."""
         if self._stopping:
             return
+        number = self._refreshes
         nodes = {known.peer.name: known for known in self.nodes}
         listing = self._nodes[name].listing
-        for listed in () if listing is None else listing.models:
+        for count, listed in enumerate(() if listing is None else listing.models, 1):
+            if not count % _SLICE:
+                yield
+                if number != self._refreshes:
+                    return
             model = self._models.get(listed.id)
             if model is None or model.group.nodes.get(name) in (None, listed):
                 continue
@@ -383,24 +399,27 @@ class Peers:
         )
         self._tasks[name] = tasks.create_task(watch.run(), name=f"node {name}")
 
-    def _on_listing(self, name: str, listing: NodeListing) -> None:
-        self._learn(name, lambda known: answered(known, listing, self._catalog.node))
+    async def _on_listing(self, name: str, listing: NodeListing) -> None:
+        for _ in self._learn(name, lambda known: answered(known, listing, self._catalog.node)):
+            await asyncio.sleep(0)
         for listed in listing.models:
             if (model := self._models.get(listed.id)) is not None:
                 self._tell_wanted(model)
 
     def _on_trouble(self, name: str, trouble: Trouble) -> None:
-        self._learn(name, lambda known: failed(known, trouble, self._policy))
+        for _ in self._learn(name, lambda known: failed(known, trouble, self._policy)):
+            pass
 
-    def _learn(self, name: str, learn: Callable[[KnownNode], KnownNode]) -> None:
+    def _learn(self, name: str, learn: Callable[[KnownNode], KnownNode]) -> Iterator[None]:
+        """Apply news of a node in slices: between them, other tasks may run."""
         before = self._nodes[name]
         after = self._nodes[name] = learn(before)
         if (before.state, before.reason) != (after.state, after.reason) and not after.peer.leaving:
             _report(after, replaced=bool(self.membership.expected()))
         if before != after and not same_names(before, after):
-            self.refresh()
+            yield from self._refreshed()
         elif before != after:
-            self._refresh_loads(name)
+            yield from self._refreshed_loads(name)
         self._note_asked(name)
         self._drop_unlisted()
 
@@ -409,11 +428,6 @@ class Peers:
             self._asked.add(name)
         if self._asked >= self._nodes.keys():
             self._all_asked.set()
-
-
-def _state_of(known: KnownNode) -> str:
-    """The state that users see."""
-    return "leaving" if known.peer.leaving and known.keeps_requests else known.state.value
 
 
 def _report(known: KnownNode, *, replaced: bool) -> None:

@@ -11,8 +11,6 @@ from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import Repairs
 
-__all__ = ["SharedModel"]
-
 
 class SharedModel:
     """A ``ServedModel``. Requests that another node has forwarded go to ``here`` without it."""
@@ -20,6 +18,7 @@ class SharedModel:
     def __init__(self, here: ReplicaSet, elsewhere: RemoteModel) -> None:
         self.here = here
         self.elsewhere = elsewhere
+        elsewhere.queue.suspects = here.queue.suspects  # no node gets what ends servers
         self.last: Choice | None = None
         """The last choice, for ``why``."""
 

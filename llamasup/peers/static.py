@@ -12,8 +12,6 @@ from llamasup.peers.membership import ExpectedModel, Peer
 from llamasup.settings.sections import PeerEntry
 from llamasup.system.storage.folders import read_bounded
 
-__all__ = ["StaticMembership", "peers_of"]
-
 _MAX_KEY_BYTES = 64 << 10
 _MAX_CA_BYTES = 4 << 20
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import httpx
 
+from llamasup.errors import without_errno
 from llamasup.http.address import TcpAddress
 from llamasup.peers.known import ProbePolicy, Trouble
 from llamasup.peers.membership import Peer
-from llamasup.pool.catalog.node_listing import NodeListing, read_listing
+from llamasup.pool.catalog.node_listing import NodeListing, read_in_slices
 
-__all__ = ["NodeWatch", "address_of", "tls_of"]
-
-_MAX_BYTES = 32 << 20  # 10,000 models have 5 MB
+_MAX_BYTES = 8 << 20  # 1000 models with 32 aliases have 0.4 MB
+# Each piece (chunk) takes 40 µs: without a limit, those of one byte take all of the event loop.
+_MAX_TINY_PIECES = 256
+_PIECE_BYTES = 256
 _MIN_PAUSE_S = 0.05  # between two probes, however often connections fail
 _LATE_S = 0.25
 
@@ -48,7 +50,7 @@ class NodeWatch:
         sender: str,
         policy: ProbePolicy,
         *,
-        on_listing: Callable[[NodeListing], None],
+        on_listing: Callable[[NodeListing], Awaitable[None]],
         on_trouble: Callable[[Trouble], None],
         is_urgent: Callable[[], bool],
     ) -> None:
@@ -68,7 +70,7 @@ class NodeWatch:
 
     async def run(self) -> None:
         self.tls = await asyncio.to_thread(tls_of, self.peer)
-        headers = {"X-Llamasup-Node": self._sender}
+        headers = {"X-Llamasup-Node": self._sender, "Accept-Encoding": "identity"}
         if self.peer.key:
             headers["Authorization"] = f"Bearer {self.peer.key}"
         async with httpx.AsyncClient(
@@ -85,7 +87,7 @@ class NodeWatch:
                 if isinstance(found, Trouble):
                     self._on_trouble(found)
                 else:
-                    self._on_listing(found)
+                    await self._on_listing(found)
                 await self._pause()
 
     async def _pause(self) -> None:
@@ -114,32 +116,39 @@ class NodeWatch:
         except httpx.ConnectError as error:
             return _unconnected(error)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return Trouble(f"the connection broke ({str(error) or type(error).__name__})")
+            return Trouble(f"the connection broke ({without_errno(str(error)) or type(error).__name__})")
 
 
 async def _ask(client: httpx.AsyncClient) -> NodeListing | Trouble:
     async with client.stream("GET", "/v1/models") as response:
-        content = bytearray()
-        async for piece in response.aiter_bytes():
+        content, pieces = bytearray(), 0
+        # Not decompressed, whatever the node sends: a kilobyte can become a gigabyte.
+        async for piece in response.aiter_raw():
             content += piece
+            pieces += 1
             if len(content) > _MAX_BYTES:
                 return Trouble(f"its list of models has more than {_MAX_BYTES >> 20} MiB", final=True)
+            if pieces > _MAX_TINY_PIECES + len(content) // _PIECE_BYTES:
+                return Trouble("its list of models comes in too many pieces", final=True)
     if response.status_code in (401, 403):
         return Trouble(
             f"it does not accept our key ({response.status_code})",
-            "create a key there with `llamasup key new`, and write it into the file of key_file here",
+            "create a key there with `llamasup key new NAME --rights inference,node`, and write it into the "
+            "file of key_file here",
             final=True,
         )
     if not response.is_success:
         return Trouble(f"it answers {response.status_code}", "see its log")
     try:
-        return read_listing(bytes(content))
+        for listing in read_in_slices(bytes(content)):  # noqa: B007 - the last one
+            await asyncio.sleep(0)
     except ValueError:
         return Trouble(
             "it does not answer like a llamasup node",
             "check its url, and that its llamasup is not older than this one",
             final=True,
         )
+    return listing
 
 
 def _unconnected(error: httpx.ConnectError) -> Trouble:
@@ -158,4 +167,4 @@ def _unconnected(error: httpx.ConnectError) -> Trouble:
         )
     if isinstance(cause, ConnectionRefusedError):
         return Trouble("nothing listens there", "start llamasup on that node", gone=True)
-    return Trouble(f"no connection ({error})", "check its url and the network", gone=True)
+    return Trouble(f"no connection ({without_errno(str(error))})", "check its url and the network", gone=True)

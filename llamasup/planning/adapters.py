@@ -18,18 +18,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
-from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.facts import ModelClass, ModelFacts, is_served
 from llamasup.gguf.types import name_words
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.settings.model import Settings
 
-__all__ = ["adapters_of", "give_adapters"]
-
 _FLAG = "--lora-scaled"
 _KEEP_NOTHING = "--no-cache-prompt"
 _MAX = 8  # per model: each takes memory, and clients name them by number
-_SERVED = frozenset({ModelClass.DECODER, ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
 
 
 def adapters_of(files: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
@@ -45,7 +42,7 @@ def adapters_of(files: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> 
         adapters = sorted(
             path for path in paths if path in files and files[path].model_class is ModelClass.LORA
         )
-        models = [path for path in paths if path in files and files[path].model_class in _SERVED]
+        models = [path for path in paths if path in files and is_served(files[path])]
         unread = [path for path in paths if path not in files]
         for adapter in adapters:
             for model in _models_of(adapter, files, models, unread):

@@ -97,8 +97,6 @@ from llamasup.system.process.platform import free_loopback_port
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["Planner"]
-
 _KEY_BYTES = 24
 
 
@@ -422,8 +420,11 @@ class Planner:
             return is_out_of_memory(failed.diagnosis)
         if failed.plan.measured is not None:
             return False  # the measured flags were left out first
-        served = has_served(self._history, self._runtime, failed.plan.key, _today())
-        return blames_kv_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
+        if is_out_of_memory(failed.diagnosis) or has_served(
+            self._history, self._runtime, failed.plan.key, _today()
+        ):
+            return False
+        return failed.adjustment.bounds.without_own_flags or blames_kv_cache(failed.diagnosis)
 
     # --- one plan ---------------------------------------------------------------------------------
 
@@ -478,6 +479,11 @@ class Planner:
     def devices(self) -> tuple[Device, ...]:
         """Those of the latest plan, with the RPC workers' devices."""
         return (*self._devices, *self._workers.devices)
+
+    @property
+    def missing_workers(self) -> tuple[str, ...]:
+        """The RPC workers that the latest plan lacks."""
+        return tuple(answer.address for answer in self._workers.missing)
 
     def _find_workers(self, *, is_start: bool) -> Workers:
         """Raises UsageInvalid if the settings or the build do not allow workers, and WorkerMissing."""

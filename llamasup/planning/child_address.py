@@ -8,8 +8,6 @@ from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.argv_builder import CommandLine
 from llamasup.llama_server.help_text import Capabilities
 
-__all__ = ["child_address_kind", "give_address", "needs_key_file"]
-
 
 def child_address_kind(capabilities: Capabilities, *, platform: str) -> Literal["unix", "tcp"]:
     """The kind of address for a child of this build: a Unix socket if possible (X5)."""

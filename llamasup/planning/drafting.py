@@ -20,19 +20,6 @@ from llamasup.planning.measured.draft_acceptance import DraftCounts, acceptance
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
 from llamasup.settings.model import Settings
 
-__all__ = [
-    "DRAFT_MODEL",
-    "Drafter",
-    "decide_drafter",
-    "draft_gpu_layers",
-    "draft_shape",
-    "drafting_off",
-    "extra_draft_path",
-    "give_drafter",
-    "no_drafts",
-    "shape_with_drafts",
-]
-
 _ASKED = "--draft-model"
 DRAFT_MODEL = ("--spec-draft-model", "--model-draft")
 _LAYERS = ("--spec-draft-ngl", "--gpu-layers-draft")
@@ -210,7 +197,7 @@ def _mtp_layers(
     capabilities: Capabilities, model: ModelFacts, serves: ModelClass, extra_args: ExtraArgs
 ) -> Drafter | None:
     chosen = extra_args.value("--spec-type")
-    if not model.mtp_layers or serves is not ModelClass.DECODER:
+    if not model.drafts_itself or serves is not ModelClass.DECODER:
         return None
     if _available(capabilities, "draft-mtp") is None:
         return None

@@ -8,35 +8,42 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from zlib import crc32
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.downloads.reference import is_reference, parse_ref
-from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model
 from llamasup.llama_server.argv_builder import read_extra, with_absolute_paths
 from llamasup.llama_server.inspect import Runtime, find_runtime
+from llamasup.planning.demo import DEMO, demo_file
 from llamasup.planning.drafting import extra_draft_path
-from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
+from llamasup.planning.projectors import (
+    ABOVE,
+    SEEING,
+    Candidate,
+    Pairing,
+    chosen_by_user,
+    is_of_quantization,
+    pair_projector,
+    place_of,
+)
 from llamasup.settings.model import Settings
 from llamasup.settings.names import names_of
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
+from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import expanded
+from llamasup.system.text import split_row
 
 __all__ = [
-    "DEMO",
-    "DEMO_CRC32",
     "Launch",
     "attachments",
-    "demo_file",
     "find_model",
     "prepare",
     "read_given",
@@ -45,41 +52,68 @@ __all__ = [
     "with_name",
 ]
 
-# Of ``demo_model()``. Reading that file as well, and importing what reads it, would take 10 ms of each start.
-DEMO_CRC32 = 0x4298073E
-
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
 
 
-def sibling_projectors(model: Path, *, cache_folder: Path | None = None) -> tuple[list[Candidate], list[str]]:
-    """The projectors in the model's folder, and the names of the other model files there.
+def sibling_projectors(
+    model: Path, *, cache_folder: Path | None = None
+) -> tuple[list[Candidate], list[str], str]:
+    """The projectors of the model's folder, or of the one above, with the names of the other model files
+    there, and where they are.
 
     Only files with "mmproj" in their names are read, and unreadable ones are skipped.
     """
-    try:
-        with os.scandir(model.parent) as entries:
-            names = sorted(
-                entry.name
-                for entry in islice(entries, _MAX_ENTRIES)
-                if entry.name.lower().endswith(".gguf") and entry.name != model.name
-            )
-    except OSError:
-        return [], []
-    projectors = [name for name in names if "mmproj" in name.lower()]
+    here = _names_in(_snapshots(model.parent))
+    candidates, others = _read_projectors(here, cache_folder)
+    where = "in the model's folder"
+    if not candidates and is_of_quantization(model.parent):
+        above = model.parent.parent
+        candidates, others = _read_projectors(_names_in(_snapshots(above)), cache_folder)
+        where = ABOVE
+        others += [path.name for path in _names_in(filter(is_of_quantization, _folders(_snapshots(above))))]
+    return candidates, [name for name in others if name != model.name], where
+
+
+def _read_projectors(paths: Sequence[Path], cache_folder: Path | None) -> tuple[list[Candidate], list[str]]:
+    projectors = [path for path in paths if "mmproj" in path.name.lower()]
     candidates = []
-    for name in projectors[:_MAX_PROJECTORS]:
-        path = model.parent / name
+    for path in projectors[:_MAX_PROJECTORS]:
         try:
             facts = read_model(path, cache_folder=cache_folder)
         except (ModelInvalid, ModelMissing):
             continue
         if facts.model_class is ModelClass.PROJECTOR:
             candidates.append(Candidate(str(path), facts))
-    return candidates, [name for name in names if name not in projectors]
+    return candidates, [path.name for path in paths if path not in projectors]
 
 
-DEMO = "demo"
+def _snapshots(folder: Path) -> list[Path]:
+    """The folder, and in the hub's cache the same one of other revisions."""
+    place = place_of(folder)
+    if place == folder:
+        return [folder]
+    revision = place.parts.index("*")
+    top, below = Path(*place.parts[:revision]), place.parts[revision + 1 :]
+    return [folder, *(found for each in _folders([top]) if (found := each.joinpath(*below)) != folder)]
+
+
+def _folders(tops: Iterable[Path]) -> list[Path]:
+    return [entry for top in tops for entry in _entries(top) if entry.is_dir()]
+
+
+def _names_in(folders: Iterable[Path]) -> list[Path]:
+    """The model files of these folders."""
+    return [entry for folder in folders for entry in _entries(folder) if entry.name.lower().endswith(".gguf")]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(islice(folder.iterdir(), _MAX_ENTRIES))
+    except OSError:
+        return []
+
+
 NO_PROJECTOR = "none"
 
 
@@ -163,7 +197,7 @@ def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
     if launch.found is not None and launch.found.projector is not None:
         paths.append(launch.found.projector.path)
     # A scale may follow the path of an adapter.
-    for part in (part for word in settings.extra for part in word.split(",")):
+    for part in (part for word in settings.extra for part in split_row(word)):
         end = part.lower().rfind(".gguf")
         paths.append(part[: end + len(".gguf")] if end >= 0 else None)
     found = []
@@ -175,10 +209,10 @@ def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
 
 def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:
     """The projector in the folder of the model at ``path``, for a start without ``--mmproj``."""
-    if model.model_class is not ModelClass.DECODER:
+    if model.model_class not in SEEING:
         return None
-    candidates, neighbours = sibling_projectors(path)
-    return pair_projector(model, str(path), candidates, neighbours)
+    candidates, neighbours, where = sibling_projectors(path)
+    return pair_projector(model, str(path), candidates, neighbours, where=where)
 
 
 def read_given(model: str) -> tuple[Path, ModelFacts]:
@@ -245,22 +279,6 @@ def _exists(path: Path) -> bool:
     except (OSError, ValueError):
         return True
     return True
-
-
-def demo_file() -> Path:
-    """The demo model, written once into the cache folder."""
-    path = cache_folder() / "demo.gguf"
-    try:
-        if not path.exists() or crc32(path.read_bytes()) != DEMO_CRC32:
-            from llamasup.gguf.demo import demo_model
-
-            atomic_write(path, demo_model())
-    except OSError as error:
-        raise FolderUnusable(
-            f"{path}: the demo model cannot be written: {error.strerror}",
-            remedy="Free space there, or remove what blocks this path; or use your own model.",
-        ) from None
-    return path
 
 
 def _absolute(option: str, name: str | None) -> str | None:

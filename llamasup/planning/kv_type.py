@@ -6,14 +6,11 @@ from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
+from llamasup.llama_server.argv_builder import CommandLine, asked_with
 from llamasup.llama_server.help_text import Capabilities, Option
-from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.planning.inputs import SizeInputs
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, has_kv_cache
-from llamasup.planning.profiles import Preferences
 from llamasup.settings.model import Settings
-
-__all__ = ["KvCache", "decide_kv_cache", "give_kv_cache"]
 
 # llama-server's synonyms (common/arg.cpp: is_truthy, is_falsey).
 _FLASH_SYNONYMS = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off"}
@@ -37,41 +34,28 @@ class KvCache(Struct, frozen=True):
         return self.k_type if self.k_type == self.v_type else f"{self.k_type}/{self.v_type}"
 
 
-def decide_kv_cache(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    serves: ModelClass,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    prefers: Preferences,
-    bounds: PlanLimits,
-    *,
-    wanted: str,
-    on_device: bool,
-) -> KvCache:
+def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCache:
     """The cache types and flash attention. ``wanted``: the type, unless the user or ``bounds`` say another.
 
     Raises UsageInvalid for an impossible setting.
     """
-    flash, why_flash = _flash(capabilities, model, settings, extra_args, prefers, bounds)
+    model, settings, extra_args = inputs.model, inputs.settings, inputs.extra_args
+    flash, why_flash = _flash(inputs)
     flash_works = flash in ("on", "auto")
     asked = {}
     for flag in ("--cache-type-k", "--cache-type-v"):
         passed = extra_args.value(flag)
         asked[flag] = passed or settings.kv_type
-        _check_type(capabilities, flag, asked[flag], flag if passed else "--kv-type")
+        _check_type(inputs.capabilities, flag, asked[flag], flag if passed else "--kv-type")
     if not has_kv_cache(model):
         why = f"a {model.architecture} model has no KV cache"
         return KvCache(flash, "f16", "f16", why_flash, why, why)
     why_wanted = _WHY_PACKED if wanted != "f16" else _WHY_F16_ON_DEVICE if on_device else _WHY_F16
-    if prefers.server_defaults:
+    if inputs.prefers.server_defaults:
         why_wanted = _SERVER_CHOICE
-    if bounds.kv_type is not None:
-        wanted, why_wanted = bounds.kv_type, bounds.why
-    sides = [
-        _cache_type(capabilities, flag, given, model, serves, wanted, why_wanted)
-        for flag, given in asked.items()
-    ]
+    if inputs.bounds.kv_type is not None:
+        wanted, why_wanted = inputs.bounds.kv_type, inputs.bounds.why
+    sides = [_cache_type(inputs, flag, given, wanted, why_wanted) for flag, given in asked.items()]
     (k_type, why_k), (v_type, why_v) = sides
     if _block(v_type) > 1 and not flash_works:
         why_v = "a quantised V cache needs flash attention, which " + (
@@ -85,10 +69,8 @@ def decide_kv_cache(
         v_type = "f16"
     if flash == "auto" and _block(v_type) > 1 and settings.flash_attn is None and not extra_args.has("-fa"):
         flash, why_flash = "on", f"the {v_type} V cache needs flash attention"
-    may_pack = flash_works and not any(asked.values()) and {k_type, v_type} == {"f16"}
-    packed = may_pack and all(
-        _cache_type(capabilities, flag, None, model, serves, "q8_0", "")[0] == "q8_0" for flag in asked
-    )
+    may_pack = model.known and flash_works and not any(asked.values()) and {k_type, v_type} == {"f16"}
+    packed = may_pack and all(_cache_type(inputs, flag, None, "q8_0", "")[0] == "q8_0" for flag in asked)
     return KvCache(flash, k_type, v_type, why_flash, why_k, why_v, "q8_0" if packed else None)
 
 
@@ -119,15 +101,9 @@ _WHY_F16 = "on a CPU, a packed cache costs a third of the speed in long contexts
 _WHY_F16_ON_DEVICE = "all layers fit on the device with it, and a packed cache makes generation slower"
 
 
-def _flash(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    prefers: Preferences,
-    bounds: PlanLimits,
-) -> tuple[str | None, str]:
-    option = _accepted(capabilities, "--flash-attn")
+def _flash(inputs: SizeInputs) -> tuple[str | None, str]:
+    settings, extra_args, bounds = inputs.settings, inputs.extra_args, inputs.bounds
+    option = _accepted(inputs.capabilities, "--flash-attn")
     if option is None:
         return None, ""
     bare = option.argument is None
@@ -138,9 +114,10 @@ def _flash(
         return settings.flash_attn, f"set with --flash-attn {settings.flash_attn}"
     if bounds.flash_attn_off and settings.flash_attn is None:
         return "off", bounds.why
-    if bare and not has_kv_cache(model):
+    if bare and not has_kv_cache(inputs.model):
         return "off", "this model has no KV cache"
-    if bare and prefers.server_defaults and settings.kv_type is None and not extra_args.has("--cache-type-v"):
+    is_bare_default = bare and inputs.prefers.server_defaults
+    if is_bare_default and settings.kv_type is None and not extra_args.has("--cache-type-v"):
         return "off", _SERVER_CHOICE
     if bare:
         return "on", "attention takes less memory, and a quantised V cache needs it"
@@ -148,14 +125,9 @@ def _flash(
 
 
 def _cache_type(
-    capabilities: Capabilities,
-    flag: str,
-    asked: str | None,
-    model: ModelFacts,
-    serves: ModelClass,
-    wanted: str,
-    why_wanted: str,
+    inputs: SizeInputs, flag: str, asked: str | None, wanted: str, why_wanted: str
 ) -> tuple[str, str]:
+    model = inputs.model
     keys = flag == "--cache-type-k"
     lengths = (
         {model.key_length, model.key_length_swa} if keys else {model.value_length, model.value_length_swa}
@@ -171,11 +143,11 @@ def _cache_type(
         return asked, "set with --kv-type"
     if wanted == "f16":
         return "f16", why_wanted
-    option = _accepted(capabilities, flag)
+    option = _accepted(inputs.capabilities, flag)
     if option is None or (option.allowed and wanted not in option.allowed):
         return "f16", f"this build has no {wanted} KV cache"
-    if serves is not ModelClass.DECODER:
-        return "f16", f"the KV cache of {serves} models is small and short-lived"
+    if inputs.serves is not ModelClass.DECODER:
+        return "f16", f"the KV cache of {inputs.serves} models is small and short-lived"
     if any(length % _block(wanted) for length in lengths):
         packs = f"{wanted} packs blocks of {_block(wanted)} values"
         return "f16", f"{packs}, which do not divide heads of {max(lengths)}"

@@ -1,8 +1,8 @@
 """The ladder of smaller plans: which setting is reduced next, before a start and after a failed one (S5).
 
-After a failed start the order is the documented one: slots, context, KV type, layers on the GPU. Before a
-start, the KV type comes before the context, because a short context ends requests, and a packed cache only
-slows long ones. Settings of the user are never reduced.
+After a failed start the order is the documented one: a context that is longer than the profile asks for,
+slots, context, KV type, layers on the GPU. Before a start, the KV type comes before the context, because a
+short context ends requests, and a packed cache only slows long ones. Settings of the user are never reduced.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from llamasup.llama_server.argv_builder import BY_USER
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
 from llamasup.planning.memory.estimate import MemoryEstimate
@@ -42,6 +43,10 @@ OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_fa
 _KV_KERNEL = re.compile(
     r"fattn|flash[-_ ]?attn|set[-_]rows|cpy|kv[-_ ]cache|cache type|quantized V", re.IGNORECASE
 )
+# The ends of a start for which a flag of llamasup's own can be the reason.
+_REFUSED_FLAGS = frozenset({"flag_unknown", "flag_removed", "flag_invalid"})
+_REFUSED_DRAFTS = frozenset({"model_corrupt", "draft_mismatch"})
+_UNCLEAR = frozenset({"load_failed", "device_unsupported", "segfault", "assertion", "aborted"})
 _CRASHES = frozenset({"segfault", "assertion", "aborted", "device_error", "kv_unsupported"})
 
 
@@ -52,6 +57,8 @@ class HasPlanSizes(Protocol):
     def parallel(self) -> int: ...
     @property
     def ctx_size_of_slot(self) -> int: ...
+    @property
+    def least_ctx_size(self) -> int | None: ...
     @property
     def smaller_kv_type(self) -> str | None: ...
     @property
@@ -140,10 +147,10 @@ def step_down(
         return None
     if is_out_of_memory(diagnosis):
         bounds = _halved(plan, candidate, diagnosis)
-    elif _is_kv_crash(plan, diagnosis):
-        bounds = _plainer_cache(plan)
     else:
-        return None
+        bounds = _plainer_cache(plan) if _is_kv_crash(plan, diagnosis) else None
+        if bounds is None:
+            bounds = _fewer_own_flags(plan, diagnosis)
     if bounds is None:
         return None
     changed = changes(plan, candidate(bounds))
@@ -184,6 +191,8 @@ def _halved(
 def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
     """The next smaller plan. Skips a step that saves nothing, such as fewer slots of a fixed context."""
     bounds = replace(plan.bounds, why=why)
+    if plan.least_ctx_size is not None:
+        order = ("--ctx-size", *order)
     steps = (_fallback_step(plan, bounds, option) for option in order if option in plan.adjustable)
     plans = (candidate(step) for step in steps if step is not None)
     return next((one for one in plans if one.memory.context_bytes < plan.memory.context_bytes), None)
@@ -193,6 +202,8 @@ def _fallback_step(plan: HasPlanSizes, bounds: PlanLimits, option: str) -> PlanL
     match option:
         case "--parallel" if plan.parallel > 1:
             return replace(bounds, parallel=plan.parallel // 2)
+        case "--ctx-size" if plan.least_ctx_size is not None:
+            return replace(bounds, ctx_size=plan.least_ctx_size)
         case "--ctx-size" if plan.ctx_size_of_slot > MIN_CTX_SIZE:
             return replace(bounds, ctx_size=max(MIN_CTX_SIZE, plan.ctx_size_of_slot // 2))
         # A bound of f16 follows a crash with a packed type.
@@ -238,14 +249,36 @@ def _plainer_cache(plan: LaunchPlan) -> PlanLimits | None:
     return None
 
 
+def _fewer_own_flags(plan: LaunchPlan, diagnosis: Diagnosis) -> PlanLimits | None:
+    """Leave out the drafts, which most often do not suit a file or a build; then all own flags."""
+    if not plan.has_own_flags:
+        return None
+    cause = diagnosis.cause
+    if plan.drafts_itself and cause in _REFUSED_FLAGS | _REFUSED_DRAFTS | _UNCLEAR:
+        why = "llama-server did not start with the drafts of the model's own MTP layers"
+        return replace(plan.bounds, drafts_off=True, why=why)
+    own = (each.flag for each in plan.reasons if each.passed and each.reason != BY_USER)
+    if cause in _UNCLEAR or (
+        cause in _REFUSED_FLAGS and any(f"'{flag}'" in diagnosis.message for flag in own)
+    ):
+        why = "llama-server did not start with the flags that llamasup adds by itself"
+        return replace(plan.bounds, bare=True, why=why)
+    return None
+
+
 def changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
     """The settings of llamasup's own choice in which two plans of a model differ."""
+    share = after.ctx_size_of_slot
+    if after.parallel < before.parallel:
+        share = min(share, before.ctx_size_of_slot)  # fewer slots of the same context are longer ones
     pairs = (
         ("--parallel", before.parallel, after.parallel),
-        ("--ctx-size", before.ctx_size_of_slot, after.ctx_size_of_slot),
+        ("--ctx-size", before.ctx_size_of_slot, share),
         ("--kv-type", before.kv_type, after.kv_type),
         ("--flash-attn", _flash(before), _flash(after)),
         ("--gpu-layers", _layers(before), _layers(after)),
+        ("--spec-type", before.draft or "none", after.draft or "none"),
+        ("--profile", _profile(before), _profile(after)),
     )
     # Settings of the user do not count as changes: fewer slots of a fixed total context are larger slots.
     return tuple(
@@ -253,6 +286,10 @@ def changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
         for name, old, new in pairs
         if old != new and name in before.adjustable
     )
+
+
+def _profile(plan: LaunchPlan) -> str:
+    return "plain" if plan.bounds.bare else "planned"
 
 
 def _flash(plan: LaunchPlan) -> str:

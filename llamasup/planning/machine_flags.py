@@ -18,20 +18,6 @@ from llamasup.planning.profiles import Preferences
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = [
-    "WHY_SPIN",
-    "Threads",
-    "decide_prompt_cache",
-    "decide_threads",
-    "give_lock",
-    "give_priority",
-    "give_threads",
-    "spin_settings",
-    "why_no_lock",
-    "why_no_priority",
-    "why_no_repack",
-]
-
 _MIB = 1 << 20
 # Quantised types, which b11434 repacks for the CPU: 329 of 339 MB of locked memory were not used.
 _REPACKED = ("Q", "IQ", "MXFP")

@@ -9,12 +9,11 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.planning.inputs import SizeInputs
 from llamasup.planning.memory.estimate import FreeMemory
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
-
-__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "free_memory", "give_gpu_layers", "host_free_bytes"]
 
 # The process without weights, KV cache and compute buffers: code, libraries, and Python for the embedded
 # runtime. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
@@ -68,26 +67,19 @@ def host_free_bytes(hardware: Hardware) -> int:
     return min(hardware.memory_available_bytes, max(0, limit - reserved))
 
 
-def decide_gpu_layers(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    bounds: PlanLimits,
-    *,
-    drafts: bool,
-) -> int | None:
+def decide_gpu_layers(inputs: SizeInputs, *, drafts: bool) -> int | None:
     """The layers on devices; None: as many as fit, as the build or llamasup
     (``memory/estimate.py``) counts them.
 
     llamasup's count ignores the memory of a draft model (``drafts``), so then all layers are placed there.
     """
+    capabilities, model, extra_args = inputs.capabilities, inputs.model, inputs.extra_args
     if not capabilities.devices or extra_args.value("--device") == "none":
         return 0
-    asked = extra_args.value("--gpu-layers") or settings.gpu_layers
+    asked = extra_args.value("--gpu-layers") or inputs.settings.gpu_layers
     if asked in (None, "auto"):
-        if bounds.gpu_layers is not None:
-            return bounds.gpu_layers
+        if inputs.bounds.gpu_layers is not None:
+            return inputs.bounds.gpu_layers
         return model.layers + 1 if drafts and not capabilities.knows("--fit") else None
     return int(asked) if str(asked).isdecimal() else model.layers + 1  # "all", and -1 of older builds
 

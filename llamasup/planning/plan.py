@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -22,6 +22,7 @@ from llamasup.llama_server.plan_limits import PlanLimits, Reduction
 from llamasup.llama_server.rpc.workers import NO_WORKERS, Workers, give_workers, warnings_of
 from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
+from llamasup.planning.checkpoints import give_checkpoints
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
 from llamasup.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
@@ -46,7 +47,7 @@ from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import give_gpu_layers
 from llamasup.planning.profiles import preferences
 from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.planning.purpose import give_purpose, refuse_unservable
+from llamasup.planning.purpose import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
 from llamasup.planning.sizes import choose_sizes
 from llamasup.settings.model import Settings
 from llamasup.settings.names import names_of
@@ -57,6 +58,7 @@ __all__ = ["LaunchPlan", "Reason", "plan"]
 
 
 _MIB = 1 << 20
+_BARE_CONTEXT = 8192
 _NO_LIMITS = PlanLimits()
 _NO_HISTORY = LoadHistory()
 
@@ -70,7 +72,11 @@ class LaunchPlan(Struct, frozen=True):
     memory: MemoryEstimate
     address: Address  # where the child will listen
     ctx_size: int  # tokens that one request may use
+    least_ctx_size: (
+        int | None
+    )  # tokens of a slot that the profile asks for; None: a slot has no more than these
     parallel: int
+    image_tokens: int  # of the largest image, which must fit in one micro-batch; 0: any micro-batch does
     kv_type: str  # "q8_0"; "q8_0/f16" where K and V differ
     model_class: ModelClass  # as it is served: --embedding after "--" makes a decoder an encoder
     api_key: str | None  # the child's own, for the proxy; None over a Unix socket
@@ -91,6 +97,7 @@ class LaunchPlan(Struct, frozen=True):
     draft_counts: DraftCounts | None = None  # of earlier processes with this draft
     ignores_sigpipe: bool = False
     workers: tuple[str, ...] = ()  # the RPC workers that it uses, as in the settings
+    build: str = ""  # of llama-server
     warnings: tuple[tuple[str, str], ...] = ()  # message and remedy, for the user at the start
     measured: Measured | None = None  # the changes by ``llamasup tune`` that the plan contains
 
@@ -98,6 +105,21 @@ class LaunchPlan(Struct, frozen=True):
     def ctx_size_of_slot(self) -> int:
         """llamasup's ``--ctx-size``: the tokens of each request when all slots are busy."""
         return self.shape.ctx_total // self.parallel
+
+    @property
+    def shared_ctx_size(self) -> int:
+        """The tokens of one context that all slots share; 0: each slot has its own."""
+        return self.shape.ctx_total if self.shape.unified and self.parallel > 1 else 0
+
+    @property
+    def has_own_flags(self) -> bool:
+        """Whether llamasup adds flags that are not needed."""
+        return "--profile" in self.adjustable
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the model drafts with its own layers, and the user did not ask for it."""
+        return self.draft == "draft-mtp" and "--spec-type" in self.adjustable
 
     @property
     def device(self) -> str:
@@ -154,6 +176,15 @@ def plan(
     that cannot be served by itself) and RuntimeMissing (a build that does not support this class of model).
     """
     refuse_unservable(model, model_path)
+    if bounds.bare:
+        # A context that fits where the planned one did.
+        smallest = min(model.context_length, _BARE_CONTEXT) or _BARE_CONTEXT
+        settings = structs.replace(
+            settings,
+            profile="plain",
+            ctx_size=settings.ctx_size or smallest,
+            parallel=settings.parallel or 1,
+        )
     by_user = read_extra(capabilities, settings.extra)
     better = ExtraArgs() if measured is None else read_extra(capabilities, measured.changes.words)
     extra_args = ExtraArgs((*better.options, *by_user.options))
@@ -192,7 +223,8 @@ def plan(
         measured=better,
         why_measured="" if measured is None else measured.why,
     )
-    line.give("--model", _absolute("model", model_path), "the requested model", essential=True)
+    why = "the requested model" + ("" if model.known else f"; {UNKNOWN}")
+    line.give("--model", _absolute("model", model_path), why, essential=True)
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
     give_workers(line, workers)
@@ -204,8 +236,7 @@ def plan(
     give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
     give_lock(line, capabilities, no_lock, extra_args)
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache")
-    if not prefers.checkpoints:
-        line.give("--ctx-checkpoints", 0, "this profile saves the memory of context checkpoints")
+    give_checkpoints(line, sizes.checkpoints)
     if no_repack is not None:
         line.give("--no-repack", None, no_repack)
     draft_name = None if drafter is None else drafter.path or drafter.spec_type
@@ -220,10 +251,12 @@ def plan(
             on_device=on_device,
             counts=counts,
         )
+    elif sizes.bounds.drafts_off:
+        line.leave_out("--spec-type", sizes.bounds.why, value="draft-mtp")
     elif settings.draft_model is not None:
         off = drafting_off(capabilities, extra_args)
         line.leave_out(capabilities.knows(*DRAFT_MODEL) or DRAFT_MODEL[0], f"{off} uses no draft model")
-    give_projector(line, serves, settings, found)
+    give_projector(line, serves, settings, found, hardware.has_ffmpeg)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:
         why = "applies the model's own chat template, tool calls included"
@@ -263,7 +296,9 @@ def plan(
         memory=memory.with_prompt_cache(budget_mib * _MIB if capabilities.knows("--cache-ram") else 0),
         address=address,
         ctx_size=sizes.context.per_request,
+        least_ctx_size=sizes.least_ctx_size,
         parallel=sizes.parallel,
+        image_tokens=sizes.context.image_tokens,
         kv_type=sizes.kv_type,
         model_class=serves,
         api_key=None if isinstance(address, UnixAddress) else api_key,
@@ -282,7 +317,8 @@ def plan(
         draft_counts=counts,
         measured=measured,
         workers=workers.addresses,
-        warnings=warnings_of(workers),
+        build=capabilities.version,
+        warnings=(*warnings_of(workers), *filter(None, [sizes.context.cut, unknown_warning(model)])),
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
         else None,

@@ -13,8 +13,6 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Profile
 from llamasup.system.process.environment import RuntimeKind
 
-__all__ = ["plan_as_json"]
-
 
 def plan_as_json(
     plan: LaunchPlan,

@@ -12,22 +12,21 @@ from msgspec import Struct
 
 from llamasup.settings.model import Profile
 
-__all__ = ["Preferences", "preferences"]
-
 
 class Preferences(Struct, frozen=True):
     """The starting values of a plan; memory, the model and the build can reduce them."""
 
-    ctx_size: int = 8192  # tokens per request
+    ctx_size: int = 8192  # tokens per request while all slots are busy
     parallel: int = 4  # as llama-server's own "auto"
-    shared_cells: bool = False  # one pool of KV cells for all slots
+    shared_cells: bool = False  # one pool of KV cells for all slots, whatever their number of tokens
+    grows: bool = True  # a longer context for one request, as far as the memory holds it comfortably
     batch: int = 2048
     ubatch: int = 512
     kv_type_on_cpu: str = "f16"
     kv_types_on_device: tuple[str, ...] = ("f16", "q8_0")  # the first with which all layers fit there
     spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its default, 300,000
     prompt_cache: bool = True
-    checkpoints: bool = True
+    checkpoints: bool = True  # all that memory allows; False: none, or few for recurrent states
     lock: bool = True
     repack: bool = True  # rewrite the weights for this CPU, which makes a second copy
     server_defaults: bool = False  # llama-server chooses everything that the user does not set
@@ -41,6 +40,7 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
         "memory": Preferences(
             ctx_size=4096,
             parallel=1,
+            grows=False,
             ubatch=128,
             kv_type_on_cpu="q8_0",
             kv_types_on_device=("q8_0",),
@@ -49,7 +49,7 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
             lock=False,
             repack=False,
         ),
-        "plain": Preferences(server_defaults=True, kv_types_on_device=("f16",), spin_count=None),
+        "plain": Preferences(server_defaults=True, grows=False, kv_types_on_device=("f16",), spin_count=None),
     }
 )
 

@@ -14,25 +14,18 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
+from llamasup.downloads.choose import quant_tag
 from llamasup.errors import ProjectorMismatch, UsageInvalid
-from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.facts import PURPOSES, ModelClass, ModelFacts
 from llamasup.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.purpose import served_as
 from llamasup.settings.model import Settings
 
-__all__ = [
-    "Candidate",
-    "Pairing",
-    "chosen_by_user",
-    "give_projector",
-    "pair_projector",
-    "pairings_of",
-    "projector_loaded",
-    "refuse_wrong_projector",
-]
-
+ABOVE = "above the model's folder"
+SEEING = (ModelClass.DECODER, ModelClass.DECISION)
+"""The classes of models that get the projector of their folder."""
 _FLAG = "--mmproj"
 _BY_HAND = "choose one with --mmproj, or use --mmproj none"
 
@@ -55,12 +48,33 @@ class Pairing(Struct, frozen=True):
     undecided: tuple[str, ...] = ()
 
 
+def is_of_quantization(folder: PurePath) -> bool:
+    """Whether a repository has this folder for the files of one quantization: ``REPO/UD-Q4_K_XL/x.gguf``. As
+    ``llama-server -hf`` does, such a model uses the projector of the folder above.
+    """
+    return bool(quant_tag(folder.name)) and not name_words(folder.name)
+
+
+def place_of(folder: PurePath) -> PurePath:
+    """The folder without the revision in the hub's cache, where a projector may be in another snapshot."""
+    parts = list(folder.parts)
+    for number in range(2, len(parts)):
+        if parts[number - 1] == "snapshots" and parts[number - 2].startswith("models--"):
+            return PurePath(*parts[:number], "*", *parts[number + 1 :])
+    return folder
+
+
 def pair_projector(
-    model: ModelFacts, model_path: str, candidates: Sequence[Candidate], neighbours: Iterable[str]
+    model: ModelFacts,
+    model_path: str,
+    candidates: Sequence[Candidate],
+    neighbours: Iterable[str],
+    *,
+    where: str = "in the model's folder",
 ) -> Pairing | None:
     """The one of ``candidates`` that belongs to the model; None without candidates in its byte order.
 
-    ``neighbours`` are the names of the other model files in the folder.
+    ``neighbours`` are the names of the other model files ``where`` the candidates are.
     """
     # llama-server does not convert byte orders (b11434).
     candidates = [candidate for candidate in candidates if candidate.facts.big_endian == model.big_endian]
@@ -71,7 +85,7 @@ def pair_projector(
     if not fitting:
         return Pairing(
             None,
-            f"{_listed(candidates)} in the model's folder is for models of width "
+            f"{_listed(candidates)} {where} is for models of width "
             f"{candidates[0].facts.projection_length}, and this model has width {width}",
         )
     group, why = _named_alike(model_path, fitting), "its name matches the model's"
@@ -93,7 +107,7 @@ def pair_projector(
     if len({(candidate.facts.parameters, name_words(candidate.path)) for candidate in group}) > 1:
         return Pairing(None, f"{_listed(group)} are different projectors: {_BY_HAND}", _paths(group))
     best = min(group, key=_preference)
-    return Pairing(best, f"the projector in the model's folder ({why}); --mmproj none disables it")
+    return Pairing(best, f"the projector {where} ({why}); --mmproj none disables it")
 
 
 def chosen_by_user(extra_args: ExtraArgs) -> bool:
@@ -133,7 +147,7 @@ def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> 
     name = PurePath(path).name
     if mmproj.model_class is not ModelClass.PROJECTOR:
         raise UsageInvalid(
-            f"{_FLAG} {name} is a file of class {mmproj.model_class}, not a projector",
+            f"{_FLAG} {name} is not a projector: {mmproj.contents or PURPOSES[mmproj.model_class]}",
             remedy="give the mmproj file that was published with the model",
         )
     if mmproj.projection_length not in (0, model.embedding_length):
@@ -144,7 +158,13 @@ def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> 
         )
 
 
-def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, found: Pairing | None) -> None:
+def give_projector(
+    line: CommandLine,
+    serves: ModelClass,
+    settings: Settings,
+    found: Pairing | None,
+    has_ffmpeg: bool | None = None,
+) -> None:
     """Add the projector that the user set, or else the one that was found in the model's folder.
 
     b11434 embeds images too (``multimodal_data`` at /embeddings), and reranks only strings [run].
@@ -155,13 +175,21 @@ def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, fo
         why = f"set with {_FLAG}"
         if serves is ModelClass.ENCODER:
             why += ", to embed images too"
-        line.give(_FLAG, settings.mmproj, why, asked=_FLAG)
+        line.give(_FLAG, settings.mmproj, why + _FFMPEG[has_ffmpeg], asked=_FLAG)
     elif found is not None and found.projector is not None and serves is ModelClass.RERANKER:
         line.leave_out(_FLAG, "a reranker reads only text")
     elif found is not None and found.projector is not None:
-        line.give(_FLAG, found.projector.path, found.reason, otherwise="this build cannot read images")
+        why = found.reason + _FFMPEG[has_ffmpeg]
+        line.give(_FLAG, found.projector.path, why, otherwise="this build cannot read images")
     elif found is not None:
         line.leave_out(_FLAG, found.reason)
+
+
+_FFMPEG = {
+    None: "",  # not known
+    True: "; ffmpeg, for WebP images and videos, is on PATH",
+    False: "; WebP images and videos are refused, because ffmpeg and ffprobe are not both on PATH",
+}
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -194,25 +222,40 @@ def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) ->
 
     ``broken`` are unreadable files: a projector could belong to one of them.
     """
-    folders: dict[PurePath, list[str]] = defaultdict(list)
+    places: dict[PurePath, list[str]] = defaultdict(list)
     for path in (*models, *broken):
-        folders[PurePath(path).parent].append(path)
+        places[place_of(PurePath(path).parent)].append(path)
+    of_quantizations: dict[PurePath, list[str]] = defaultdict(list)
+    for place, paths in places.items():
+        if is_of_quantization(place):
+            of_quantizations[place.parent] += paths
     pairs = {}
-    for paths in folders.values():
-        named = [path for path in paths if "mmproj" in PurePath(path).name.lower()]
-        candidates = [
-            Candidate(path, models[path])
-            for path in named
-            if path in models and models[path].model_class is ModelClass.PROJECTOR
-        ]
-        others = [path for path in paths if path not in named]
+    for place, paths in places.items():
+        candidates, where, others = _candidates(paths, models), "in the model's folder", paths
+        if not candidates and is_of_quantization(place):
+            above = places.get(place.parent, [])
+            candidates, where = _candidates(above, models), ABOVE
+            others = above + of_quantizations[place.parent]
         if not candidates:
             continue
-        for path in others:
-            if path not in models or models[path].model_class is not ModelClass.DECODER:
+        others = [path for path in others if not _is_named(path)]
+        for path in paths:
+            if _is_named(path) or path not in models or models[path].model_class not in SEEING:
                 continue
             neighbours = (other for other in others if other != path)
-            found = pair_projector(models[path], path, candidates, neighbours)
+            found = pair_projector(models[path], path, candidates, neighbours, where=where)
             if found is not None:
                 pairs[path] = found
     return pairs
+
+
+def _candidates(paths: Iterable[str], models: Mapping[str, ModelFacts]) -> list[Candidate]:
+    return [
+        Candidate(path, models[path])
+        for path in paths
+        if _is_named(path) and path in models and models[path].model_class is ModelClass.PROJECTOR
+    ]
+
+
+def _is_named(path: str) -> bool:
+    return "mmproj" in PurePath(path).name.lower()

@@ -10,13 +10,16 @@ from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.memory.kv_cache import has_kv_cache
 
-__all__ = ["give_purpose", "refuse_unservable", "served_as"]
+__all__ = ["UNKNOWN", "give_purpose", "refuse_unservable", "served_as", "unknown_warning"]
+
+UNKNOWN = "llamasup does not know its architecture, so it plans for full attention in each layer"
 
 _REMEDIES = {
     ModelClass.PROJECTOR: "pass it as --mmproj together with the model that it belongs to",
     ModelClass.LORA: "pass it after -- as --lora FILE together with the model that it was trained for",
     ModelClass.DRAFT: "it drafts for another model: serve that model with this file as --draft-model",
     ModelClass.VOCAB: "get the file with the weights; this file has only the tokenizer",
+    ModelClass.OTHER: "give the .gguf file of a language model",
 }
 _KINDS = {
     ModelClass.PROJECTOR: "a multimodal projector",
@@ -29,10 +32,22 @@ _KINDS = {
 def refuse_unservable(model: ModelFacts, path: str) -> None:
     """Raise ModelInvalid for a file that cannot be served by itself."""
     if model.model_class in _REMEDIES:
+        kind = _KINDS.get(model.model_class, model.contents)
         raise ModelInvalid(
-            f"{PurePath(path).name} is {_KINDS[model.model_class]}, not a model that can be served",
+            f"{PurePath(path).name} is {kind}, not a model that can be served",
             remedy=_REMEDIES[model.model_class],
         )
+
+
+def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
+    """Message and remedy for a model of an unknown architecture."""
+    if model.known:
+        return None
+    return (
+        f"llamasup does not know the architecture {model.architecture!r}: llama-server decides whether it "
+        "can load the model, and the memory is an estimate for full attention in each layer.",
+        "For a longer context, use --ctx-size. A newer llamasup may know the architecture.",
+    )
 
 
 def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:

@@ -7,8 +7,6 @@ from llamasup.planning.ladder import changes
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 
-__all__ = ["reductions"]
-
 
 def reductions(preferred: LaunchPlan, made: LaunchPlan, settings: Settings) -> tuple[Reduction, ...]:
     """``preferred``: the plan without limits. llamasup never reduces a setting of the user, but

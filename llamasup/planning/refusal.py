@@ -11,8 +11,6 @@ from llamasup.planning.memory.estimate import MemoryEstimate, memory_rows
 from llamasup.planning.plan import LaunchPlan
 from llamasup.system.text import memory_text
 
-__all__ = ["refusal"]
-
 
 class _Syntax(Struct, frozen=True):
     """How a remedy spells settings: as command-line options, or as keys of a config."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
-from llamasup.planning.context import Context, decide_context
+from llamasup.planning.checkpoints import Checkpoints, decide_checkpoints
+from llamasup.planning.context import Context, Reach, decide_context, longest_context, reaches
 from llamasup.planning.drafting import (
     Drafter,
     decide_drafter,
@@ -19,6 +21,7 @@ from llamasup.planning.drafting import (
     draft_shape,
     shape_with_drafts,
 )
+from llamasup.planning.inputs import SizeInputs
 from llamasup.planning.kv_type import KvCache, decide_kv_cache
 from llamasup.planning.measured.load_history import LoadHistory, correction_for
 from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
@@ -30,9 +33,9 @@ from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 
-__all__ = ["PlanSizes", "choose_sizes"]
-
 _NO_LIMITS = PlanLimits()
+_RESERVE_BYTES = 1 << 30  # as --fit leaves free on each device (b11434)
+_SHARE_LEFT = 1 / 8
 # The user's flags that take or move memory: a load with them is no measurement for a load without.
 _MOVE_MEMORY = frozenset(
     (
@@ -59,6 +62,7 @@ class PlanSizes(Struct, frozen=True):
     memory: MemoryEstimate
     bounds: PlanLimits
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
+    checkpoints: Checkpoints = Checkpoints()
 
     @property
     def parallel(self) -> int:
@@ -67,6 +71,10 @@ class PlanSizes(Struct, frozen=True):
     @property
     def ctx_size_of_slot(self) -> int:
         return self.shape.ctx_total // self.context.parallel
+
+    @property
+    def least_ctx_size(self) -> int | None:
+        return self.context.least_of_slot
 
     @property
     def kv_type(self) -> str:
@@ -98,12 +106,18 @@ def choose_sizes(
     Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
     """
     prefers = preferences(settings.profile)
+    if not model.known:
+        prefers = replace(prefers, grows=False, kv_type_on_cpu="f16", kv_types_on_device=("f16",))
     if prefers.server_defaults:
-        bounds = _NO_LIMITS  # llama-server chooses the sizes
+        bounds = PlanLimits(bare=bounds.bare, why=bounds.why if bounds.bare else "")  # it chooses the sizes
     serves = served_as(model, extra_args)
+    model = replace(model, context_length=longest_context(capabilities, model, extra_args))
     drafter = decide_drafter(capabilities, model, serves, settings, extra_args, draft)
-    context = decide_context(capabilities, model, serves, settings, extra_args, prefers, bounds)
-    layers = decide_gpu_layers(capabilities, model, settings, extra_args, bounds, drafts=drafter is not None)
+    if bounds.drafts_off and drafter is not None and drafter.path is None:
+        drafter = None
+    image_tokens = 0 if projector is None else projector.image_tokens
+    inputs = SizeInputs(capabilities, model, serves, settings, extra_args, prefers, bounds)
+    layers = decide_gpu_layers(inputs, drafts=drafter is not None)
     on_device = layers != 0
     moved = tuple(
         (given.option.spellings[0], *given.values)
@@ -113,12 +127,9 @@ def choose_sizes(
     if settings.adapters:
         moved += (settings.adapters,)
 
-    def with_kv_type(wanted: str) -> PlanSizes:
-        kv = decide_kv_cache(
-            *(capabilities, model, serves, settings, extra_args, prefers, bounds),
-            wanted=wanted,
-            on_device=on_device,
-        )
+    def sized(wanted: str, reach: Reach | None = None) -> PlanSizes:
+        context = decide_context(inputs, reach, image_tokens=image_tokens)
+        kv = decide_kv_cache(inputs, wanted=wanted, on_device=on_device)
         shape = of_draft = _shape(capabilities, extra_args, context, kv)
         draft_load = None
         if drafter is not None:
@@ -149,16 +160,60 @@ def choose_sizes(
             *(key, correction, memory, bounds, adjustable),
         )
 
-    if not on_device:
-        return with_kv_type(prefers.kv_type_on_cpu)
-    *roomier, smallest = prefers.kv_types_on_device
-    for kv_type in () if shared else roomier:
-        sizes = with_kv_type(kv_type)
-        # A packed cache leaves room for more layers, unless their number is fixed.
-        fixed = layers is not None and sizes.memory.free.devices > 0
-        if (fixed or sizes.memory.gpu_layers == model.layers + 1) and not sizes.memory.lacks_device:
-            return sizes
-    return with_kv_type(smallest)
+    def smallest() -> tuple[str, PlanSizes]:
+        if not on_device:
+            return prefers.kv_type_on_cpu, sized(prefers.kv_type_on_cpu)
+        *roomier, packed = prefers.kv_types_on_device
+        for kv_type in () if shared else roomier:
+            sizes = sized(kv_type)
+            # A packed cache leaves room for more layers, unless their number is fixed.
+            fixed = layers is not None and sizes.memory.free.devices > 0
+            if (fixed or sizes.memory.gpu_layers == model.layers + 1) and not sizes.memory.lacks_device:
+                return kv_type, sizes
+        return packed, sized(packed)
+
+    def with_checkpoints(sizes: PlanSizes) -> PlanSizes:
+        """They take a part of what is left, as the prompt cache does."""
+        found = decide_checkpoints(inputs, sizes.memory, sizes.shape, shared=shared)
+        memory = sizes.memory.with_checkpoints(found.size_bytes)
+        return replace(sizes, checkpoints=found, memory=memory)
+
+    kv_type, least = smallest()
+    for reach in reaches(inputs):
+        longer = sized(kv_type, reach)
+        # The whole context of the model may take what llama-server's defaults would take.
+        whole = reach.per_request >= model.context_length
+        left = 0.0 if whole else _SHARE_LEFT
+        if _is_comfortable(longer.memory, least.memory, share_left=left, shared=shared):
+            return with_checkpoints(longer)
+        if whole and longer.memory.fits and not (on_device or shared):
+            packed = sized("q8_0", reach)
+            if _is_comfortable(packed.memory, least.memory, share_left=left, shared=shared):
+                return with_checkpoints(packed)
+    return with_checkpoints(least)
+
+
+def _is_comfortable(
+    memory: MemoryEstimate, least: MemoryEstimate, *, share_left: float, shared: bool
+) -> bool:
+    """Whether a longer context than that of ``least`` leaves enough memory to others, and moves no layers.
+
+    ``share_left``: of the free memory. ``shared``: other models need the memory, too.
+    """
+    if not memory.free.known or not memory.fits:
+        return False
+    if shared and memory.context_bytes > max(least.context_bytes, memory.weights_bytes):
+        return False
+    free = memory.free
+    free_bytes, left_bytes = free.host_bytes, free.host_bytes - memory.host_bytes
+    device_left = free.device_bytes - memory.device_bytes
+    if free.user_placed:
+        free_bytes, left_bytes = memory.available_bytes, left_bytes + device_left
+    elif memory.device_bytes > least.device_bytes and device_left < free.devices * _RESERVE_BYTES:
+        return False
+    keeps_layers = free.user_placed or memory.gpu_layers == least.gpu_layers
+    is_enough = left_bytes >= max(_RESERVE_BYTES, share_left * free_bytes)
+    return keeps_layers and (is_enough or memory.host_bytes <= least.host_bytes)
 
 
 def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:

@@ -11,8 +11,6 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.system.text import memory_text
 
-__all__ = ["as_unavailable", "downloading", "not_loaded", "pause_of", "reason_of"]
-
 
 def pause_of(model: Model, *, awaited: bool = False) -> Unavailable | None:
     """The answer to all requests, whether a process serves or not. None: the processes answer. ``awaited``:
@@ -57,6 +55,7 @@ def not_loaded(spec: ModelSpec) -> Unavailable:
         remedy="try again: the first request that may wait loads it",
         retry_after_s=1.0,
         queueable=True,
+        absent=True,
     )
 
 
@@ -81,6 +80,7 @@ def _being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
         cause="unloading",
         retry_after_s=1.0,
         queueable=True,
+        absent=True,
     )
 
 

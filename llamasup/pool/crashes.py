@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["Crashes"]
-
 _MOST = 1000  # a loop of crashes ends long before
 
 

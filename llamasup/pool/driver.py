@@ -58,17 +58,6 @@ from llamasup.supervision.states import (
     StopRequested,
 )
 
-__all__ = [
-    "Driver",
-    "DriverContext",
-    "ProcessDriver",
-    "Proof",
-    "carry_out",
-    "is_ready_or_settled",
-    "is_settled",
-    "memory_released",
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -25,16 +25,6 @@ from llamasup.pool.starter import Starter, devices_of, planned, with_devices
 if TYPE_CHECKING:
     from llamasup.pool.options import PoolOptions
 
-__all__ = [
-    "Fetch",
-    "ModelSizer",
-    "SizedModel",
-    "Sizer",
-    "estimate_model",
-    "prepare_listed",
-    "share_of",
-]
-
 Fetch = Callable[[str, Listener], Awaitable[Path]]
 """(reference, progress listener) → the file. Raises a LlamasupError if the download fails."""
 
@@ -146,7 +136,7 @@ class ModelSizer:
         if spec.problem:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # raises a more precise error
-            raise ModelInvalid(spec.problem)
+            raise ModelInvalid(spec.problem, remedy=spec.remedy)
         local = spec
         if spec.is_remote and self._fetch is not None:
             local = replace(spec, source=str(await self._fetch(spec.source, listener)))

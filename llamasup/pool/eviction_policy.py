@@ -28,29 +28,6 @@ from llamasup.pool.cheapest_set import (
 )
 from llamasup.system.text import memory_text
 
-__all__ = [
-    "MAX_LOADS",
-    "RECHECK_S",
-    "Action",
-    "Cordon",
-    "Decided",
-    "DeviceBytes",
-    "Evict",
-    "Grounds",
-    "Load",
-    "ModelSnapshot",
-    "Phase",
-    "Reason",
-    "Reject",
-    "ResidencyPolicy",
-    "Snapshot",
-    "Uncordon",
-    "WakeAt",
-    "decide",
-    "decide_with_grounds",
-    "never_fits",
-]
-
 DeviceBytes = Mapping[str, int]
 """Bytes by device: ``ram``, and each device by llama-server's name for it (``CUDA0``)."""
 

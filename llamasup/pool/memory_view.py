@@ -11,13 +11,12 @@ from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.memory.shares import RAM
 from llamasup.system.hardware.devices import Device
 
-__all__ = ["HeldByModel", "HeldByProcess", "devices_used", "memory_view", "predicted_on"]
-
 _KINDS: Final = {
     "weights": "weights_bytes",
     "kv": "kv_bytes",
     "compute": "compute_bytes",
     "runtime": "compute_bytes",  # llama-server's own memory
+    "checkpoints": "cache_bytes",
     "prompt cache": "cache_bytes",
 }
 

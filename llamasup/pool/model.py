@@ -33,8 +33,6 @@ from llamasup.supervision.backoff import HALF_OPEN_S
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
-__all__ = ["ManagedModel", "PendingDemand", "policy_for"]
-
 _OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "continue_streams", "drain_timeout_s")
 
 # Until a load was measured: weights come from a disk at about 1 GB/s, and a server needs a moment for itself.
@@ -71,27 +69,6 @@ class PendingDemand(Struct, frozen=True):
 
 class ManagedModel:
     """Only the pool changes it. Times are monotonic."""
-
-    __slots__ = (
-        "answered",
-        "driver",
-        "kept_s",
-        "load_waiters",
-        "load_waiters_since_s",
-        "loaded_by",
-        "model",
-        "pause",
-        "pending_demand",
-        "reason",
-        "resident_since_s",
-        "retry_at_s",
-        "rollout",
-        "served",
-        "unload_waiters",
-        "unloaded",
-        "use",
-        "waits",
-    )
 
     def __init__(self, spec: ModelSpec, served: ReplicaSet, driver: ProcessDriver) -> None:
         self.model = Model(spec)

@@ -159,9 +159,11 @@ def settle(model: Model) -> Outcome:
     return replace(model, state=ModelState.LOADING, for_id=""), ()
 
 
-def fail(model: Model, error: LlamasupError, *more: Effect) -> Outcome:
+def fail(model: Model, error: LlamasupError) -> Outcome:
+    """The failure of ``run`` and ``wrap`` is announced where llamasup ends."""
     model, cancelled = _cancel_sizing(model)
-    return replace(model, state=ModelState.FAILED, error=error), (*cancelled, EndLoads(error), *more)
+    announced = () if model.spec.stay.by_command else (Announce(LoadFailed(model.spec.id, error)),)
+    return replace(model, state=ModelState.FAILED, error=error), (*cancelled, EndLoads(error), *announced)
 
 
 # --- without processes
@@ -198,7 +200,7 @@ def load(model: Model, _: object) -> Outcome:
 
 
 def refuse(model: Model, event: Refused) -> Outcome:
-    return fail(model, event.error, Announce(LoadFailed(model.spec.id, event.error)))
+    return fail(model, event.error)
 
 
 def forget_failure(model: Model, event: object) -> Outcome:
@@ -244,7 +246,7 @@ def sizing_failed(model: Model, event: SizingFailed) -> Outcome:
     if sizing.outdated:
         return _begin_sizing(model, sizing.purpose)
     if sizing.purpose == "load":
-        return fail(model, event.error, Announce(LoadFailed(model.spec.id, event.error)))
+        return fail(model, event.error)
     if sizing.purpose == "rollout":
         return end_rollout(model, event.error)
     return model, ()  # the estimate from before the load stays

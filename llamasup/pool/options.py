@@ -9,8 +9,6 @@ from msgspec import Struct, field
 from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.supervision.states import Policy
 
-__all__ = ["PoolOptions"]
-
 
 class PoolOptions(Struct, frozen=True):
     """``budget``: bytes by device, for all models together. ``policy``: for models without their own."""

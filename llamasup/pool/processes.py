@@ -15,8 +15,6 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
-__all__ = ["Runners"]
-
 
 class Runners:
     """``folder`` is the run folder. ``log_path``: model name → file for the output of its server."""

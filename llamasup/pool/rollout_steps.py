@@ -49,25 +49,6 @@ from llamasup.pool.model_steps import (
 )
 from llamasup.supervision.events import ModelUnloading
 
-__all__ = [
-    "disproven",
-    "drained",
-    "failed_while_draining",
-    "new_failed_beside",
-    "new_failed_in_turn",
-    "new_serving",
-    "promote",
-    "proven",
-    "restore_failed",
-    "restored",
-    "start_new",
-    "starting_while_proving",
-    "still_serving",
-    "still_starting",
-    "stopped_old",
-    "swap",
-]
-
 
 def _rollout(model: Model) -> Rollout:
     assert model.rollout is not None  # the table has these steps only for a swap

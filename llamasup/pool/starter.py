@@ -19,8 +19,6 @@ from llamasup.supervision.runner import prober_of
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
 
-__all__ = ["PlannerFactory", "Starter", "devices_of", "planned", "with_devices"]
-
 
 class PlannerFactory(Protocol):
     def __call__(

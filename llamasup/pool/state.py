@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.states import State
 
-__all__ = ["AWAY", "nearest", "state_of"]
-
 AWAY = frozenset({"stopped", "broken"})
 """States of a model that is neither loaded nor requested."""
+
+STATES = frozenset(State) | {"waiting", "downloading", "broken"}
+"""The results of ``state_of``."""
 
 # The replica nearest to serving decides the state of the model.
 _NEAREST = (

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 
 from llamasup.pool.eviction_policy import Cordon, Evict, ModelSnapshot, Phase, Reject, Snapshot, decide
 
-__all__ = ["Consequences", "consequences", "needed_and_free"]
-
 
 class Consequences(Struct, frozen=True):
     """``evicts``: ids of the models that would be unloaded. ``rejected``: why it could never be loaded."""

@@ -13,7 +13,10 @@ from urllib.parse import unquote_to_bytes
 
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.keys import ApiKey
+from llamasup.http.address import is_local_name
+from llamasup.http.forwarded import TrustedProxies
 from llamasup.http.heads import Head, HttpError, parse_authority
+from llamasup.http.response_heads import is_shown_or_run
 from llamasup.http.routes import CONTROL, closed_by_default, misspelled
 from llamasup.proxy.console_access import ConsoleAccess, is_same_origin
 from llamasup.proxy.settings import ProxyConfig
@@ -39,20 +42,6 @@ class AccessPolicy:
     ``dialect``: another API that it speaks.
     """
 
-    __slots__ = (
-        "_accepted_hosts",
-        "_names",
-        "_open_paths",
-        "_origins",
-        "_public_paths",
-        "_trusted",
-        "console",
-        "dialect",
-        "keys",
-        "own_paths",
-        "rules",
-    )
-
     def __init__(
         self,
         config: ProxyConfig,
@@ -62,9 +51,12 @@ class AccessPolicy:
         console: ConsoleAccess | None = None,
         dialect: Dialect | None = None,
     ) -> None:
-        self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
+        names = (*config.hosts, config.machine)
+        self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in names)))
         self._accepted_hosts: set[bytes] = set()
         self._origins = frozenset(origin.lower().encode() for origin in config.origins)
+        # A Unix socket whose permissions decide has no proxies before it.
+        self.proxies = TrustedProxies(() if trusted else config.trusted_proxies)
         self.keys = keys
         self.console = ConsoleAccess() if console is None else console
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
@@ -88,8 +80,13 @@ class AccessPolicy:
         """
         if self.rules.transparent:
             return None
-        if head.authority not in self._accepted_hosts and (
-            refusal := self._judge_host(head.authority, local_host)
+        keys = self.keys
+        key = keys.ring.find(head.credentials) if keys.needed or keys.has_minted else None
+        # A client without a Host, which only HTTP/1.0 allows, is no browser. A browser adds no key by itself.
+        if (
+            head.authority
+            and head.authority not in self._accepted_hosts
+            and (refusal := self._judge_host(head.authority, local_host, has_key=key is not None))
         ):
             return refusal
         path = head.path
@@ -99,8 +96,6 @@ class AccessPolicy:
             return None
         if self.console.redirects(head):
             return None
-        keys = self.keys
-        key = keys.ring.find(head.credentials) if keys.needed or keys.has_minted else None
         if head.route is CONTROL:
             return self._judge_control(head, key)
         if key is None:
@@ -108,6 +103,8 @@ class AccessPolicy:
                 return _unauthorized(head)
         elif not key.infers and not (head.route.label in _FOR_ANY_KEY and head.method in _READS):
             return _without_right(key, "control", "inference")
+        elif head.from_node and not key.is_node:
+            return _without_right(key, "inference", "inference,node")
         if path not in self._open_paths and (refusal := self._judge_path(head)):
             return refusal
         return key
@@ -117,27 +114,30 @@ class AccessPolicy:
         """Whether a client without a key can see why the server is not ready."""
         return self._trusted or not (self.keys.needed or self.rules.transparent)
 
-    def allows_origin(self, origin: bytes) -> bool:
-        """Whether the configuration names this origin, so that its answers get CORS headers."""
-        return origin.lower() in self._origins
+    def allows_origin(self, head: Head) -> bool:
+        """Whether a page of this other origin may read the answer: one that the configuration names, or the
+        console's.
+        """
+        return (head.origin or b"").lower() in self._origins or self.console.may_be_own(head)
 
     def is_preflight(self, head: Head) -> bool:
-        return head.method == b"OPTIONS" and head.origin is not None and self.allows_origin(head.origin)
+        return head.method == b"OPTIONS" and self.allows_origin(head)
 
-    def _judge_host(self, value: bytes, local_host: str) -> HttpError | None:
+    def _judge_host(self, value: bytes, local_host: str, *, has_key: bool) -> HttpError | None:
         parsed = parse_authority(value)
         if parsed is None:
-            if not value:
-                return HttpError(400, "the Host header is empty or missing", close=True)
             return HttpError(400, "the Host header is malformed", close=True)
         name = parsed[0]
-        if name not in self._names and not _same_address(name, local_host):
+        if has_key:
+            return None
+        if not (name in self._names or is_local_name(name) or _same_address(name, local_host)):
             return HttpError(
                 403,
                 f"Host {name!r} is not a name of this server",
                 type="permission_error",
                 cause="foreign_host",
-                remedy="use localhost or the address of the server, or add the name to the configured hosts",
+                remedy="use localhost or the address of the server, or allow the name with "
+                f"--allow-host {name} (in a config: http.allow_hosts)",
             )
         if len(self._accepted_hosts) < MAX_ACCEPTED_HOSTS:
             self._accepted_hosts.add(value)
@@ -145,18 +145,29 @@ class AccessPolicy:
 
     def _judge_origin(self, head: Head) -> HttpError | None:
         origin = head.origin or b""
-        if is_same_origin(head) or self.allows_origin(origin):
+        if is_same_origin(head) or origin.lower() in self._origins:
             return None
+        if self.console.may_be_own(head):
+            return self.console.judge_origin(head)
         return HttpError(
             403,
             f"web pages from {origin.decode('latin-1')[:200]!r} may not call this server",
             type="permission_error",
             cause="foreign_origin",
-            remedy="if you trust the page, add its origin to the configured origins",
+            remedy="if you trust the page, allow it with --allow-origin (in a config: http.allow_origins)",
         )
 
     def _judge_path(self, head: Head) -> HttpError | None:
         path, prefix = head.path, self.rules.prefix
+        if is_shown_or_run(head.fetch_dest, self.rules) and not _is_answered_here(head):
+            use = head.fetch_dest.decode("latin-1")[:40]
+            return HttpError(
+                403,
+                f"the answer to this path is data, and no browser may use it as {use!r}",
+                type="permission_error",
+                cause="fetch_destination",
+                remedy="read it with the function fetch of a page, or with another client, such as curl",
+            )
         if closed_by_default(head.method, path, prefix):
             return HttpError(
                 403,
@@ -194,6 +205,11 @@ class AccessPolicy:
         return _unauthorized(head) if key is None else _without_right(key, "inference", "control")
 
 
+def _is_answered_here(head: Head) -> bool:
+    """Whether llamasup answers itself: lists of models, metrics, files and batches."""
+    return head.route.lists or head.route.of_batches or head.route.label == "/metrics"
+
+
 def _without_right(key: ApiKey, has: str, right: str) -> HttpError:
     return HttpError(
         403,
@@ -205,14 +221,11 @@ def _without_right(key: ApiKey, has: str, right: str) -> HttpError:
 
 
 def _unauthorized(head: Head) -> HttpError:
-    message = "Invalid API Key" if head.credentials else "an API key is required"
-    return HttpError(
-        401,
-        message,
-        type="authentication_error",
-        cause="api_key",
-        remedy="send Authorization: Bearer KEY, or x-api-key: KEY",
-    )
+    if head.credentials:
+        message, remedy = "Invalid API Key", "it is not among the keys of this server: perhaps it was revoked"
+    else:
+        message, remedy = "an API key is required", "send Authorization: Bearer KEY, or x-api-key: KEY"
+    return HttpError(401, message, type="authentication_error", cause="api_key", remedy=remedy)
 
 
 def _same_address(name: str, local_host: str) -> bool:

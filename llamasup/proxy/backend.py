@@ -16,8 +16,6 @@ from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.repair.kinds import Repairs
 
-__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualRoute", "is_virtual"]
-
 
 class ModelList(Protocol):
     """The answers to ``/v1/models``, as JSON."""
@@ -98,7 +96,8 @@ class Backend(Protocol):
         """The route to ``model`` (None: the request names none), or the reason why there is no such model.
 
         ``create``: the name may become a new model, which is downloaded on demand. ``local``: only to the
-        llama-servers of this node, because another node has forwarded the request.
+        llama-servers of this node, and not by a name of a virtual model, because another node has forwarded
+        the request.
         """
         ...
 
@@ -110,6 +109,9 @@ class Backend(Protocol):
         """The content of ``/v1/models``; None: forward llama-server's own answer."""
         ...
 
-    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        """The content of ``/v1/models`` for another node: the models of this node, with their load."""
+    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
+        """The content of ``/v1/models`` for another node: the models of this node, with their load.
+
+        ``seen`` returns a model with the names that the node may know; None: the node must not see it.
+        """
         ...

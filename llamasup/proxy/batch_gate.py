@@ -16,8 +16,6 @@ from llamasup.observability.counters import GAVE_WAY
 from llamasup.proxy.request import Request
 from llamasup.queueing.batch_lane import TURN_AFTER_S, BatchLane
 
-__all__ = ["PREEMPTED", "WAITS", "BatchGate"]
-
 WAITS: Final = HttpError(
     503,
     "other clients use the models; a batch waits until they pause",

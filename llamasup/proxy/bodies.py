@@ -12,8 +12,6 @@ from llamasup.http.heads import HttpError
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
 
-__all__ = ["Bodies"]
-
 _RETRY_S = 1.0  # the time until other requests release their bodies is unknown
 
 

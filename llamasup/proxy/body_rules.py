@@ -21,8 +21,6 @@ from llamasup.http.routes import CONTROL, Work
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
-
 FEW_STEPS: Final = 25_000
 """The steps of a scan for a route without key limits: 25 ms of the event loop, plus 15 ms for each MiB."""
 

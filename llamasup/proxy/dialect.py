@@ -14,8 +14,6 @@ from llamasup.http.heads import Head, HttpError
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.request import Request
 
-__all__ = ["Dialect", "LocalAnswer"]
-
 
 class LocalAnswer(Struct, frozen=True):
     """A complete answer of llamasup itself. ``lines``: header lines, such as that of its type."""

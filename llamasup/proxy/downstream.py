@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from time import monotonic
 from typing import Final, cast
 
@@ -24,7 +25,15 @@ from llamasup.proxy.live.state import InFlight, LivePhase, described
 from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, PHASES, longest_s
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
-from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
+from llamasup.proxy.routing import (
+    FORWARDED,
+    Answerer,
+    answer_locally,
+    answer_unserved,
+    answerer_of,
+    lease_for,
+    unknown_path,
+)
 from llamasup.proxy.translation import Translation
 from llamasup.proxy.upload import Upload, may_upload, refused_file
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
@@ -109,8 +118,10 @@ class Downstream(asyncio.Protocol):
         self._reader = RequestReader(proxy.limits, self._access, local_host, proxy.next_id, peer)
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._since = monotonic()
+        # A proxy has the connections of all its clients, and is no client itself.
+        client = "" if peer in self._access.proxies else peer
         try:
-            refusal = proxy.on_connect(self, peer, unauthenticated=self._unauthenticated)
+            refusal = proxy.on_connect(self, client, unauthenticated=self._unauthenticated)
         except ConnectionAbortedError:
             self.abort()
             return
@@ -271,8 +282,14 @@ class Downstream(asyncio.Protocol):
             self._refuse_early(request, refusal)
             return
         lease = lease_for(request, answerer, self.proxy)
-        if isinstance(lease, Unavailable):
-            if request.head.route.of_batches:  # it may be larger than the memory
+        route = request.model_route
+        # Whether its body is that of a suspect is known only at its end.
+        is_checked = route is not None and bool(route.served.queue.suspects.known)
+        if isinstance(lease, Unavailable) or is_checked:
+            if isinstance(lease, Lease):
+                lease.cancel_permit()
+                lease.release()
+            elif request.head.route.of_batches:  # it may be larger than the memory
                 self._refuse_early(request, lease.as_error())
                 return
             request.buffered = True
@@ -419,6 +436,11 @@ class Downstream(asyncio.Protocol):
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Queue the request until a generation serves, or answer with the reason why not."""
+        if self.proxy.config.route_by_model and why.status != HTTPStatus.FORBIDDEN:
+            if found := answer_unserved(request, close=not self.keeps_alive(request)):
+                self._answered(request, *found)
+                return
+            why = unknown_path(request, why)
         if why.status in _FINAL_STATUSES:
             self._refuse(request, why.as_error())
             return
@@ -438,7 +460,11 @@ class Downstream(asyncio.Protocol):
 
     def _answer_locally(self, request: Request, answerer: Answerer) -> None:
         close = not self.keeps_alive(request)
-        status, answer = answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
+        self._answered(
+            request, *answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
+        )
+
+    def _answered(self, request: Request, status: int, answer: bytes) -> None:
         self.send(answer)
         self.proxy.record_request(request, record_of(request, status, "local", monotonic()))
         self._close_after_last(request)
@@ -446,6 +472,7 @@ class Downstream(asyncio.Protocol):
     def _refuse(self, request: Request, error: HttpError, outcome: str = "refused", model: str = "") -> None:
         if error.close:
             request.keep_alive = False
+        request.cause = error.cause
         record = record_of(request, error.status, outcome, monotonic(), model)
         self.proxy.record_request(request, record)
         self._answer_error(request, error)

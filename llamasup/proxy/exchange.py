@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -15,8 +17,9 @@ from msgspec.structs import replace
 from llamasup.auth.quota import context_left
 from llamasup.continuation.answer import NotContinued
 from llamasup.http.chunks import Dechunker, chunk
-from llamasup.http.context_end import context_end, context_refusal
+from llamasup.http.context_end import context_end, context_refusal, is_shared_full
 from llamasup.http.heads import HttpError, error_body, status_line
+from llamasup.http.routes import CONTROL
 from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
@@ -32,6 +35,9 @@ from llamasup.proxy.upstream.abandoned import Abandoned
 from llamasup.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
 from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.request_queue import GRACE_S
+from llamasup.queueing.shared_context import permits_for, prompt_tokens
+from llamasup.queueing.suspects import POISON, Next, Suspects, next_step
 from llamasup.queueing.unavailable import Unavailable
 
 if TYPE_CHECKING:
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from llamasup.repair.answers import Fault
 
 __all__ = ["Exchange"]
+
+_log = logging.getLogger("llamasup.proxy")
 
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
 MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
@@ -91,6 +99,7 @@ class Exchange(Struct, eq=False):
     _not_continued: str | None = None  # why the answer is not continued
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
     _lease_over: bool = False  # the lease has ended before the answer
+    _prompt_tokens: int = 0  # an estimate, where all slots share one context
     upload: Upload | None = None  # while the body of the request is forwarded
     over: bool = False
     answered: bool = False  # a byte of the response has arrived
@@ -107,14 +116,42 @@ class Exchange(Struct, eq=False):
     def start(self) -> None:
         lease, request = self._lease, self._request
         lease.on_revoked(self._revoked)
-        if request.jobs > 1:
-            lease.weigh(request.jobs)
+        if request.jobs > 1 or lease.endpoint.share:
+            self._weigh()
+        if request.kept_stream is not None and request.kept_stream.uncounted and lease.endpoint.node is None:
+            work = self._count_and_connect(request.kept_stream)
+            self._downstream.proxy.start_soon(work, "count the tokens of a stream")
+            return
         pool = self._downstream.proxy.pool_of(lease.endpoint)
         upstream = pool.take(request.received_at if self._waiting is None else monotonic())
         if upstream is not None:
             self.connected(upstream)
         else:
             pool.connect(self)
+
+    def _weigh(self) -> None:
+        """Take a permit for each job, and those of the slots whose context the request needs."""
+        request, share = self._request, self._lease.endpoint.share
+        permits = request.jobs
+        if share:
+            self._prompt_tokens = prompt_tokens(request.body)
+            permits = max(permits, permits_for(self._prompt_tokens, 0, share))
+        self._lease.weigh(permits)
+
+    async def _count_and_connect(self, stream: KeptStream) -> None:
+        """Only the model knows how many tokens the client has, if one event may have several."""
+        # Here, because few streams are continued.
+        from llamasup.llama_server.client import Prober
+
+        endpoint, head = self._lease.endpoint, self._request.head
+        prefix = head.path.decode("latin-1").removesuffix(head.route.label)
+        async with Prober(endpoint.address, endpoint.api_key, prefix=prefix) as server:
+            tokens = await server.count_tokens(stream.uncounted)
+        if not self.over:
+            if tokens is not None:
+                with suppress(NotContinued):  # it was continued without this number, and still is
+                    self._request.body = stream.continued_body(tokens)
+            self._downstream.proxy.pool_of(endpoint).connect(self)
 
     def connected(self, upstream: Upstream) -> None:
         """Send the request with a new head: our framing, and the child's own key (X5, X9)."""
@@ -136,7 +173,7 @@ class Exchange(Struct, eq=False):
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if mark := self._lease.endpoint.mark:
             opening += mark
-        if head.route.of_batches and request.key is not None:
+        if request.key is not None and (head.route is CONTROL or head.route.of_batches):
             opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
@@ -158,7 +195,10 @@ class Exchange(Struct, eq=False):
         return self._request.replayable and self._request.head.route.repeats
 
     def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
-        if upstream.status >= 400 and self._lease.endpoint.node is not None and self._node_refused(upstream):
+        is_error = upstream.status >= 400 and self._lease.endpoint.node is not None
+        if is_error and self._node_refused(upstream, body):
+            return
+        if self._lease.endpoint.share and self._is_crowded(upstream, body):
             return
         second_try = self._request.second_try
         if second_try is not None and self._holds(second_try, upstream, framing, body):
@@ -169,6 +209,8 @@ class Exchange(Struct, eq=False):
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
         kept = self._kept_stream(framing) if self._streams_events else None
+        if request.body and not (upstream.complete or request.fingerprint) and self._suspects is not None:
+            request.fingerprint = self._suspects.fingerprint(request.head.path, request.body)
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
@@ -343,12 +385,12 @@ class Exchange(Struct, eq=False):
         if not self.over:
             self._fail(error, "upstream_failed")
 
-    def _node_refused(self, upstream: AnswerHead) -> bool:
+    def _node_refused(self, upstream: AnswerHead, body: bytes) -> bool:
         """Whether this answer of another node is not for the client: another server takes the request, or
-        our key for the node is wrong.
+        our key for the node is wrong. What has ended the servers of one node goes to no other.
         """
         status, node = upstream.status, self._lease.endpoint.node
-        if status in _NODE_REFUSALS and self._requeue(refused=True):
+        if status in _NODE_REFUSALS and POISON not in body and self._requeue(refused=True):
             if node is not None:
                 node.suspect()  # it may be about to end
             upstream.abort()
@@ -359,6 +401,17 @@ class Exchange(Struct, eq=False):
         upstream.abort()
         reason = f"{self._lease.endpoint.server} does not accept our key"
         self._fail(HttpError(502, reason, "server_error", "node_refused", "see llamasup's log"), "refused")
+        return True
+
+    def _is_crowded(self, upstream: AnswerHead, body: bytes) -> bool:
+        """Whether the requests have filled the context that they share, and this one is sent again.
+
+        A stream then begins with the error: its head came before the prompt was read.
+        """
+        may_be = upstream.status == 500 or upstream.streams_events
+        if not may_be or self._lease.alone or not is_shared_full(body) or not self._requeue(crowded=True):
+            return False
+        upstream.abort()
         return True
 
     @property
@@ -456,7 +509,7 @@ class Exchange(Struct, eq=False):
         self._request_sent_at = monotonic()
         if self._request.needs_permit:
             self._lease.acquire_permit()
-            self._lease.weigh(self._request.jobs)
+            self._weigh()
 
     def upload_resumes(self) -> None:
         if self.upload is not None:
@@ -464,6 +517,10 @@ class Exchange(Struct, eq=False):
 
     def relay(self, data: bytes) -> None:
         """Forward bytes of the body unchanged. Called for every streamed token."""
+        if self._request.kept_stream is not None and self._lease.endpoint.share:
+            upstream = self._upstream
+            if upstream is not None and self._is_crowded(upstream, data):
+                return
         self.bytes_out += len(data)
         self._lease.endpoint.bytes_relayed += len(data)
         self._tail.append(data)  # type: ignore[union-attr]  # the answer was not complete when it began
@@ -480,6 +537,8 @@ class Exchange(Struct, eq=False):
             return
         now, request, lease = monotonic(), self._request, self._lease
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
+        if request.suspicion is not None and self._suspects is not None:
+            self._suspects.clear(request.fingerprint)
         if self._redacted is not None:
             self._redacted.send()
         stream, translation = request.keepalive_stream, request.translation
@@ -571,12 +630,14 @@ class Exchange(Struct, eq=False):
         """
         may_wait = (self._can_answer or self._can_send_event) and not self._asks_again
         if self._lease.endpoint.closed or not may_wait:
+            self._suspect()
             self._fail(error, "upstream_failed")
             return
         self._end_error = error
         if self.upload is not None:
             self.upload.disconnect()
-        self._lease.release_permit()
+        if not self._lease.alone:
+            self._lease.release_permit()
         self._downstream.proxy.await_cause(self._cause_unknown)
 
     def _cause_unknown(self) -> None:
@@ -587,15 +648,57 @@ class Exchange(Struct, eq=False):
         """The generation is being stopped (S13, S16) or has ended (S1)."""
         if self.over or self._end_if_complete():
             return
+        if (refusal := self._refusal(why)) is not None:
+            self._fail(refusal, "revoked")
+            return
         if self._end_error is not None:
+            self._suspect()
             self._fail(_with_cause(self._end_error, why), "upstream_failed")
             return
         if self._requeue():
             return
+        self._suspect()
         error = why.as_error()
         if not self.status and self._waiting is not None and (permanent := self._waiting.unqueueable_error()):
             error = permanent  # the model does not return: its remedy is more useful than this reason
         self._fail(error, "revoked")
+
+    # --- whether this request has ended the server
+
+    @property
+    def _suspects(self) -> Suspects | None:
+        """Those of the model; None: another node decides, or no model has the request."""
+        route = self._request.model_route
+        return None if route is None or self._lease.endpoint.node is not None else route.served.queue.suspects
+
+    def _suspect(self) -> None:
+        """Remember that the server has ended while it had the request, which llamasup does not send again."""
+        request, suspects, endpoint = self._request, self._suspects, self._lease.endpoint
+        may_be_poison = self.sent_at and request.head.may_wait and (endpoint.crashed or not endpoint.closed)
+        if suspects is not None and may_be_poison:
+            fingerprint = request.fingerprint or suspects.fingerprint(request.head.path, request.body)
+            suspects.suspect(fingerprint, monotonic(), endpoint.explain)
+
+    def _refusal(self, why: Unavailable) -> HttpError | None:
+        """The refusal of a request that has ended its server, for the second time and alone."""
+        request, lease, suspects = self._request, self._lease, self._suspects
+        if suspects is None or not (lease.endpoint.crashed and self.sent_at):
+            return None
+        ends = () if request.suspicion is None else request.suspicion.ends
+        if self._waiting is not None:
+            ends = self._waiting.entry.ends
+        if next_step(len(ends) + 1, alone=lease.alone) is not Next.REFUSED:
+            return None
+        for explain in ends:
+            explain()
+        _log.warning("request %s has ended llama-server twice, and is refused", request.id.decode())
+        fingerprint = request.fingerprint or suspects.fingerprint(request.head.path, request.body)
+        return suspects.refuse(fingerprint, monotonic(), why).as_error()
+
+    def _crashed_after_cancel(self, why: Unavailable) -> None:
+        """The server has ended while it still worked on the request, although the client has left."""
+        if self._refusal(why) is None:
+            self._suspect()
 
     # --- from the client's connection
 
@@ -658,6 +761,9 @@ class Exchange(Struct, eq=False):
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
             self._lease.release_permit()
+        if share := self._lease.endpoint.share:  # the answer takes more and more of the shared context
+            permits = permits_for(self._prompt_tokens, self.bytes_out, share)
+            self._lease.weigh(max(self._lease.weight, permits))
         has_begun = self.status or self.bytes_out  # these may be held
         if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
             self._swept_bytes = self.bytes_out
@@ -678,11 +784,12 @@ class Exchange(Struct, eq=False):
 
     # --- the end
 
-    def _requeue(self, *, refused: bool = False) -> bool:
+    def _requeue(self, *, refused: bool = False, crowded: bool = False) -> bool:
         """Queue the request for the next generation (S10): as it is, if its client has received nothing, else
         to continue its answer.
 
         ``refused``: its server has answered, so only another one may get it, which may have to start first.
+        ``crowded``: its server has no room for it beside others.
         """
         request, endpoint = self._request, self._lease.endpoint
         if not request.replayable or (self.status and (refused or request.kept_stream is None)):
@@ -690,6 +797,8 @@ class Exchange(Struct, eq=False):
         if self._asks_again:
             return False  # the client gets the first answer
         downstream = self._downstream
+        if refused:  # before the choice between this node and others
+            endpoint.ejected_until_s = monotonic() + GRACE_S
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
@@ -697,7 +806,7 @@ class Exchange(Struct, eq=False):
             return False  # a virtual model hides it since then: its requests go to another model
         queue = route.served.queue
         replaced = endpoint.node is not None and endpoint.node.replaced
-        if refused and not replaced and not queue.serves_besides(endpoint):
+        if refused and not replaced and not queue.replaces(endpoint):
             return False
         if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
@@ -707,14 +816,19 @@ class Exchange(Struct, eq=False):
             return True
         # A batch decides itself when it sends a request again that may have ended the server. A server that
         # refuses has not ended.
-        if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
+        has_ended = not (refused or crowded)
+        if self.sent_at and ((request.is_batch and has_ended) or not request.head.route.repeats):
             return False
         if self.status and not self._continue(request):
             return False
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
-        if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
+        if crowded:
+            is_queued = waiting.isolate(self._lease, queue)
+        else:
+            is_queued = waiting.requeue(self._lease, queue, sent=self.sent_at > 0.0)
+        if not is_queued:
             if self.status:
                 request.body = b""
                 self._refuse_to_continue("it was sent again before, or no llama-server can take it")
@@ -722,7 +836,7 @@ class Exchange(Struct, eq=False):
         if self.status:
             downstream.proxy.metrics.count_continued(self._counted_as, "continued")
         downstream.exchange_waits(waiting)
-        self._release(abort=not refused)  # last: the free permit may serve the queued request at once
+        self._release(abort=has_ended)  # last: the free permit may serve the queued request at once
         return True
 
     def _continue(self, request: Request) -> bool:
@@ -759,7 +873,7 @@ class Exchange(Struct, eq=False):
                 if lease.since_s:  # it keeps its permits, but the request is over
                     request.slot_s += (monotonic() - lease.since_s) * lease.weight
                 request.slot_s += lease.permit_s
-                self._abandoned = Abandoned(lease, request, upstream, clock)
+                self._abandoned = Abandoned(lease, request, upstream, clock, self._crashed_after_cancel)
                 return
             upstream.abort()
         lease.release()
@@ -771,6 +885,7 @@ class Exchange(Struct, eq=False):
             return
         if self._not_continued is not None:
             error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
+        self._request.cause = error.cause
         can_send_event = self._can_send_event
         self._release(abort=True)
         if self._can_answer:
@@ -836,6 +951,8 @@ class Exchange(Struct, eq=False):
             counts_tokens = request.quota is not None and request.quota.counts_tokens
             if counts is None or request.jobs > 1 or counts_tokens:
                 self._estimate_unreported(outcome, counts)
+                if counts is None and stream is not None and is_continued:
+                    request.unreported_tokens += stream.pieces  # of the first part
         if second_try is not None:
             counts = second_try.total(counts)
             if not self.status:

@@ -7,6 +7,7 @@ classes, which import the parts.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -22,8 +23,6 @@ from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
 from llamasup.proxy.upstream.pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
-
-__all__ = ["ClientConnection", "ProxyContext"]
 
 
 class ProxyContext(Protocol):
@@ -44,8 +43,8 @@ class ProxyContext(Protocol):
     """Whether each connection closes after its next response."""
     uploads: int
     """The number of requests with an ``Upload``, without those of ``file_uploads``."""
-    file_uploads: int
-    """The number of uploads to the API for batches."""
+    file_uploads: Counter[str]
+    """The number of uploads to the API for batches, by client."""
     outbox: Outbox
     """Takes what is written to clients and to llama-servers."""
 

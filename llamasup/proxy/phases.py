@@ -14,20 +14,6 @@ from msgspec import Struct
 
 from llamasup.proxy.settings import Limits
 
-__all__ = [
-    "BODY",
-    "BUSY",
-    "CLOSING",
-    "HEAD",
-    "IDLE",
-    "NEW",
-    "PAUSED",
-    "PHASES",
-    "Phase",
-    "PhaseRule",
-    "longest_s",
-]
-
 
 class Phase(Enum):
     NEW = "new"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from socket import socket
 from time import monotonic
-from typing import Any
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.quota import cost_of
-from llamasup.http.heads import HttpError
+from llamasup.http.heads import HeadRules, HttpError
 from llamasup.observability.counters import GAVE_WAY, Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
@@ -34,9 +36,8 @@ from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back
 from llamasup.system.timers import DelayQueue
 
-__all__ = ["Proxy"]
-
 _log = logging.getLogger("llamasup.proxy")
+_OF_CONTROL: Final = HeadRules(transparent=True)  # the answers of the control API are llamasup's own
 
 
 class Proxy:
@@ -59,14 +60,16 @@ class Proxy:
         self.config = config
         self.limits = config.limits
         self.keys = Keys(config.key_file, config.api_keys, monotonic)
-        self.console = ConsoleAccess(is_on=config.console, is_front_page=config.route_by_model)
+        self.console = ConsoleAccess(
+            secrets.token_urlsafe(32), is_on=config.console, owns_address=config.route_by_model
+        )
         self.bodies = Bodies(config.limits)
         self.batches = BatchGate()
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
         self.uploads = 0  # requests whose bodies are forwarded while they arrive
-        self.file_uploads = 0  # the same, to the API for batches
+        self.file_uploads = Counter[str]()  # the same to the API for batches, by client
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
@@ -168,10 +171,18 @@ class Proxy:
     def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = UpstreamPool(endpoint, self._tasks, self.limits.connect_s, self.config.rules, self.outbox)
+            pool = UpstreamPool(
+                endpoint, self._tasks, self.limits.connect_s, self._rules_for(endpoint), self.outbox
+            )
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool
+
+    def _rules_for(self, endpoint: Endpoint) -> HeadRules:
+        if endpoint is self.control:
+            return _OF_CONTROL
+        rules = self.config.rules
+        return rules if endpoint.node is None else replace(rules, data_only=True)
 
     def next_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._ids))

@@ -26,6 +26,7 @@ __all__ = ["RequestReader"]
 
 MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20
 _TOO_LONG: Final = 1 << 64
+_LOGGED_BYTES: Final = 2048  # of the path of a refused head
 
 _log = logging.getLogger("llamasup.proxy")
 
@@ -116,7 +117,7 @@ class RequestReader:
                         head.request_id or self._next_id(),
                         True,
                         False,
-                        self._peer,
+                        head.peer,
                         self._known_api_key,
                         body,
                         size,
@@ -198,9 +199,10 @@ class RequestReader:
         if rest:
             self.feed(rest)
 
-    def refuse(self, error: HttpError) -> None:
+    def refuse(self, error: HttpError, head: Head = UNREAD) -> None:
         """Queue the refusal of an incomplete or invalid request. The connection ends with it."""
-        request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
+        peer = self._access.proxies.client_of(self._peer, head.forwarded_for)
+        request = self.partial or Request(head, self._next_id(), keep_alive=False, peer=peer)
         self.partial = None
         self._known_bytes = None
         request.refusal = error
@@ -255,13 +257,16 @@ class RequestReader:
         else:
             read = self._judge_head_size(key) or read_head(*key, self._access.rules)
             if isinstance(read, HttpError):
-                self.refuse(read)
+                self.refuse(read, _as_logged(*key))
                 return
             head = read
+            head.peer = self._access.proxies.client_of(self._peer, head.forwarded_for)
             admitted = self._access.authorize(head, self._local_host)
             if isinstance(admitted, HttpError):
                 refusal, api_key = admitted, None
-            elif head.route is CONTROL:
+                if head.credentials and (known := self._access.keys.ring.find(head.credentials)):
+                    head.peer = known.client  # the record of the refusal names the key
+            elif head.route is CONTROL or head.console_secret:
                 api_key = admitted  # a session can end at any time
             else:
                 api_key = admitted
@@ -293,7 +298,7 @@ class RequestReader:
             head.request_id or self._next_id(),
             keep_alive=keep_alive and not http_1_0,
             http_1_0=http_1_0,
-            peer=self._peer,
+            peer=head.peer,
             key=api_key,
             cors=self._cors_of(head),
             expects_continue=head.expects_continue,
@@ -303,8 +308,7 @@ class RequestReader:
         request.refusal = refusal
 
     def _cors_of(self, head: Head) -> bytes:
-        allowed = head.origin is not None and self._access.allows_origin(head.origin)
-        return cors_lines(head.origin) if head.origin is not None and allowed else b""
+        return cors_lines(head.origin) if head.origin and self._access.allows_origin(head) else b""
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -347,17 +351,27 @@ class RequestReader:
         """The refusal of a body of ``size`` bytes, announced or received; None if it is accepted."""
         if size == _TOO_LONG:
             return HttpError(400, "the Content-Length has too many digits", close=True)
-        limit, remedy = self._limits.body_bytes, ""
+        limit = self._limits.body_bytes
+        remedy = "send less, or raise the limit with --max-body (in a config: http.max_body)"
         if request.key is None and self._access.needs_key:
             # Public paths need no body. A large one would take memory from clients with a key.
             limit, remedy = self._small_body_bytes, "send an API key, or a smaller body"
         elif request.head.route.of_batches and request.head.method == b"POST":
-            limit = max(limit, self._limits.file_bytes)
+            limit, remedy = max(limit, self._limits.file_bytes), "send less, or raise batches.max_file"
         if size <= limit:
             return None
         return HttpError(
             413, f"the body is larger than {limit} bytes", cause="body_limit", remedy=remedy, close=True
         )
+
+
+def _as_logged(method: bytes, target: bytes, version: str, headers: RawHeaders) -> Head:
+    """Keep the fields that the logs show of an invalid head."""
+    forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+    path = target.partition(b"?")[0][:_LOGGED_BYTES]
+    head = Head(method, path, b"", UNREAD.route, forwarded_for=forwarded)
+    head.method_text, head.path_text = method.decode("ascii"), path.decode("latin-1")
+    return head
 
 
 def _head_too_large(limit: int) -> HttpError:

@@ -12,18 +12,17 @@ from llamasup.auth.keys import ApiKey
 from llamasup.auth.quota import Quota
 from llamasup.http.context_end import ContextEnd
 from llamasup.http.heads import Head, HttpError, Priority
-from llamasup.http.routes import CONTROL, Route
+from llamasup.http.routes import CONTROL, FILES, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
+from llamasup.queueing.suspects import Suspicion
 
 if TYPE_CHECKING:
     from llamasup.proxy.second_try import SecondTry
     from llamasup.proxy.translation import Translation
-
-__all__ = ["UNREAD", "BegunStream", "KeptStream", "Request", "overdue", "record_of"]
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
@@ -100,8 +99,16 @@ class KeptStream(BegunStream, Protocol):
         """
         ...
 
-    def continued_body(self) -> bytes:
-        """The body of the request for the rest. Raises NotContinued with the reason."""
+    @property
+    def uncounted(self) -> str:
+        """The text of the first part, if its tokens have to be counted, once its rest has been asked for."""
+        ...
+
+    def continued_body(self, tokens: int = 0) -> bytes:
+        """The body of the request for the rest. Raises NotContinued with the reason.
+
+        ``tokens``: those of ``uncounted``, if they are known.
+        """
         ...
 
     def end(self) -> None:
@@ -126,6 +133,7 @@ class Request(msgspec.Struct, eq=False):
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
     repaired: bytes = b""  # the header line that says what llamasup repaired
+    cause: str = ""  # why it is refused or ended, for logs
     repairs: str = ""  # the same for logs, with what could not be repaired
     second_try: SecondTry | None = None  # of a request whose answer is checked
     refusal: HttpError | None = None
@@ -147,6 +155,8 @@ class Request(msgspec.Struct, eq=False):
     translation: Translation | None = None  # of a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
     in_lane: bool = False  # ``BatchGate`` counts it
+    suspicion: Suspicion | None = None  # its body was in flight when a server ended
+    fingerprint: bytes = b""  # of its body, once it has been dropped
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
     # take many times the memory of its bytes.
     _received: bytearray | None = None
@@ -159,6 +169,16 @@ class Request(msgspec.Struct, eq=False):
     def needs_permit(self) -> bool:
         """Whether it runs the model, which needs a permit."""
         return self.head.needs_permit
+
+    @property
+    def uploads_file(self) -> bool:
+        """Whether it uploads a file to the API for batches."""
+        return self.head.route is FILES and self.head.method == b"POST"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the limits of its key count it. Reading and managing is free."""
+        return self.head.needs_permit or self.uploads_file
 
     @property
     def response_lines(self) -> bytes:
@@ -310,6 +330,7 @@ def record_of(
         tokens_estimated=request.unreported_tokens,
         continued=continued,
         repaired=request.repairs,
+        cause=request.cause,
     )
     if context is None:
         return record

@@ -7,46 +7,61 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from time import monotonic
 from typing import Final, cast
 
+import msgspec
+
 from llamasup.http.heads import Head, HttpError, error_response, response, with_query
-from llamasup.http.requested_model import named_in_path, renamed_query
+from llamasup.http.requested_model import FORMS_ONLY, named_in_path, plain_json, renamed_query
 from llamasup.http.routes import CHATS, CONTROL, RESPONSES
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.backend import Backend, ModelList, VirtualRoute, is_virtual
+from llamasup.proxy.backend import Backend, ModelList, ServedModel, VirtualRoute, is_virtual
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.unavailable import Unavailable
+from llamasup.queueing.suspects import Suspects, alone_s
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.repair.kinds import NO_REPAIRS, Repairs
+from llamasup.system.text import INVALID_JSON
 
 __all__ = [
     "FORWARDED",
     "Answerer",
     "access_denied",
     "answer_locally",
+    "answer_unserved",
     "answerer_of",
     "cors_lines",
     "lease_for",
+    "unknown_path",
 ]
 
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
 _LEADING = frozenset({b"/", b"/llamasup"})  # these may lead a browser to the console
 
 # The names of headers that a page wants to send. OpenAI's client has a dozen (X-Stainless-…).
-_ASKED_HEADERS = re.compile(
-    rb"\r\naccess-control-request-headers:[ \t]*([A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*)[ \t]*\r\n"
-)
+_are_names = re.compile(rb"[A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*").fullmatch
 _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
 
 _CONVERSATIONS: Final = CHATS | RESPONSES  # their bodies may have earlier tool calls
 
+_MAX_SHOWN: Final = 200  # letters of an error
+
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
+# As llama-server with several models (b11434). Its web interface and other clients look for the role.
+_ROUTER = (
+    b'{"role":"router","model_alias":"llamasup","model_path":"none",'
+    b'"default_generation_settings":{"params":{},"n_ctx":0}}'
+)
+_READS = frozenset({b"GET", b"HEAD"})
+_ALLOW = b"Allow: GET, HEAD, OPTIONS\r\n"
 
 
-# Another client gets another answer to the same path.
-_TO_CONSOLE = (b"Location: /llamasup/\r\n", b"Cache-Control: no-store\r\nVary: Accept\r\n")
+# Another client gets another answer to the same path. The place is relative, because a reverse proxy may have
+# taken a prefix off the path.
+_TO_CONSOLE = (b"Location: llamasup/\r\n", b"Cache-Control: no-store\r\nVary: Accept\r\n")
 
 
 class Answerer(Enum):
@@ -100,10 +115,12 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     limited = key is not None and bool(key.models)
     # Only work for a model downloads it, and only for a key that may use all models.
     route = proxy.backend.resolve(
-        request.requested_model, create=infers and not limited, local=request.head.from_node
+        request.requested_model,
+        create=infers and not limited and request.head.route.is_known,
+        local=request.head.from_node,
     )
     if type(route) is Unavailable:  # without a call, as this is on the path of every request
-        refusal = access_denied(request, None) if limited else None
+        refusal = access_denied(request, None) if limited else _unreadable(request)
         return route if refusal is None else Unavailable.because(refusal)
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
         if is_virtual(route):
@@ -116,7 +133,40 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         return Unavailable.because(refusal)
     if (repairs := route.served.repairs) is not NO_REPAIRS and request.body:
         _repair(request, repairs, proxy)
+    if request.body and (suspects := route.served.queue.suspects).known:
+        return _lease_beside(suspects, request, route.served)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _unreadable(request: Request) -> HttpError | None:
+    """Why the body names no model, where it is not JSON at all: its quotes were lost in a shell."""
+    if request.requested_model is not None or request.head.route.label in FORMS_ONLY or not request.body:
+        return None
+    try:
+        msgspec.json.decode(plain_json(request.body), type=msgspec.Raw)
+    except INVALID_JSON as error:
+        # The text names the place, and no value.
+        message = f"the body is not JSON: {str(error)[:_MAX_SHOWN]}"
+        return HttpError(400, message, cause="body_not_json", remedy='send a JSON object with a "model"')
+    return None
+
+
+def _lease_beside(suspects: Suspects, request: Request, served: ServedModel) -> Lease | Unavailable:
+    """A lease while some bodies are known to have ended a server, or to have been in flight then."""
+    fingerprint = suspects.fingerprint(request.head.path, request.body)
+    request.suspicion = known = suspects.find(fingerprint, monotonic())
+    if known is not None and known.refusal is not None:
+        return known.refusal
+    lease = served.lease(infers=request.needs_permit, body=request.body)
+    if known is None or (type(lease) is Lease and lease.endpoint.node is not None):
+        return lease
+    request.fingerprint = fingerprint
+    is_alone = type(lease) is Lease and lease.isolate(monotonic() + alone_s(len(known.ends), 0.0))
+    if type(lease) is Lease and not is_alone and served.queue.lets_wait:
+        lease.cancel_permit()
+        lease.release()
+        return BUSY
+    return lease
 
 
 def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
@@ -194,14 +244,16 @@ def answer_listing(
     ``listing`` None: only another node gets an answer here.
     """
     head, lines, key = request.head, request.response_lines, request.key
-    if head.method not in (b"GET", b"HEAD"):
+    if head.method not in _READS:
         error = HttpError(405, "use GET for the list of models")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", lines, close=close)
     name = named_in_path(head.path)
     if name is None or listing is None:
-        allowed = (lambda resolved: may_use(key, resolved)) if key is not None and key.models else None
+        limited = key is not None and bool(key.models)
         if head.from_node or listing is None:
-            return 200, response(200, backend.node_listing(allowed), lines, method=head.method, close=close)
+            seen = (lambda model: model if may_use(key, model) else None) if limited else None
+            return 200, response(200, backend.node_listing(seen), lines, method=head.method, close=close)
+        allowed = (lambda model: may_use(key, model)) if limited else None
         return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
     request.requested_model = name
     route = backend.resolve(name)
@@ -214,13 +266,55 @@ def answer_listing(
     return refusal.status, error_response(refusal, lines, method=head.method, close=close)
 
 
+def unknown_path(request: Request, why: Unavailable) -> Unavailable:
+    """Why a request to a path of no known llama-server is not served: it loads and downloads no model.
+
+    A model that is loaded, or is about to be, gets such a request, because a newer build may have the path.
+    ``why``: the reason if the path were known.
+    """
+    if request.head.route.is_known or not (request.model_route is None or why.absent):
+        return why
+    path = request.head.path_text[:200]
+    if "/v1/v1/" in path:
+        remedy = "the base URL of the client ends in /v1, and the client adds another one: leave one out"
+    elif path.startswith("/api/"):
+        remedy = "for Ollama's API, set `ollama.listen` in the config, and use its address"
+    else:
+        remedy = (
+            "check the base URL of the client; a path of your own build is served while its model is loaded"
+        )
+    return Unavailable(
+        404, f"no known llama-server has the path {path!r}", "not_found_error", "unknown_path", remedy
+    )
+
+
+def answer_unserved(request: Request, *, close: bool) -> tuple[int, bytes] | None:
+    """Status and response of llamasup itself to a request about the server that no loaded model answers.
+
+    None: the request is for a model.
+    """
+    head, lines = request.head, request.response_lines
+    if request.requested_model is not None:
+        return None
+    if head.path in (b"/", b"*") and head.method == b"OPTIONS":
+        return 204, response(204, b"", _ALLOW, lines, close=close)
+    if head.method not in _READS or not (
+        head.path == b"/" or (head.path == b"/props" and request.model_route is None)
+    ):
+        return None
+    body = _OK if head.path == b"/" else _ROUTER
+    return 200, response(200, body, lines, method=head.method, close=close)
+
+
 def answer(
     head: Head, backend: Backend, *lines: bytes, close: bool, shows_diagnosis: bool = True
 ) -> tuple[int, bytes]:
     """Status and complete response for one of ``AccessPolicy.own_paths``."""
-    if head.method not in (b"GET", b"HEAD"):
+    if head.method == b"OPTIONS":  # HAProxy's check of a server
+        return 204, response(204, b"", _ALLOW, *lines, close=close)
+    if head.method not in _READS:
         error = HttpError(405, f"use GET for {head.path.decode()}")
-        return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)
+        return 405, error_response(error, _ALLOW, *lines, close=close)
     if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
         error = unavailable.as_health() if shows_diagnosis else unavailable.as_state()
         return error.status, error_response(error, *lines, method=head.method, close=close)
@@ -229,13 +323,13 @@ def answer(
 
 def preflight(head: Head, *lines: bytes, close: bool) -> bytes:
     """The answer to a CORS preflight of a configured origin. Names the origin, never ``*`` (X3)."""
-    asked = _ASKED_HEADERS.search(head.opening)
+    asked = head.asked_headers if _are_names(head.asked_headers) else _USUAL_HEADERS
     return response(
         204,
         b"",
         *lines,
-        b"Access-Control-Allow-Methods: GET, HEAD, POST, DELETE\r\n",
-        b"Access-Control-Allow-Headers: " + (asked.group(1) if asked else _USUAL_HEADERS) + b"\r\n",
+        b"Access-Control-Allow-Methods: GET, HEAD, POST, PUT, DELETE\r\n",
+        b"Access-Control-Allow-Headers: " + asked + b"\r\n",
         b"Access-Control-Max-Age: 600\r\n",
         close=close,
     )

@@ -16,8 +16,6 @@ from llamasup.http.chunks import Dechunker
 from llamasup.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.repair.answers import MAX_HELD, Checks, Fault, with_another_seed
 
-__all__ = ["AnswerHead", "HeldAnswer", "SecondTry"]
-
 _log = logging.getLogger("llamasup.proxy")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.http.heads import DEFAULT_RULES, HeadRules
@@ -17,7 +20,7 @@ STREAM_KEEPALIVE_S = 10.0  # most proxies and load balancers close a silent conn
 class Limits(Struct, frozen=True):
     """Limits of connections, requests and bodies (X8). A sweep every ``sweep_s`` checks the times."""
 
-    body_bytes: int = 32 * MIB
+    body_bytes: int = 32 * MIB  # with little memory; ``for_bodies``
     head_bytes: int = 64 * KIB
     headers: int = 100
     head_s: float = 10.0  # from the first byte of a head to its end
@@ -49,6 +52,7 @@ class Limits(Struct, frozen=True):
     # Of the API for batches: its uploads are forwarded to the disk, and never buffered in memory.
     file_bytes: int = 512 * MIB  # the largest, with the form around the file
     file_uploads: int = 8  # at one time; further ones are refused
+    file_uploads_per_client: int = 4  # by key, else by address: one client leaves places to others
     file_upload_s: float = 3600.0  # from the first byte to the answer
     # A response of the model whose body makes no progress for this time is aborted: ten pings of
     # llama-server. Before the first byte there is no such limit, because the server works on the prompt.
@@ -61,9 +65,20 @@ class Limits(Struct, frozen=True):
     connect_s: float = 5.0
     sweep_s: float = 1.0
 
+    def for_bodies(self, largest_bytes: int) -> Self:
+        """Allow bodies of up to this size: two at a time of one client, and four of all clients."""
+        return replace(
+            self,
+            body_bytes=largest_bytes,
+            bodies_bytes=max(self.bodies_bytes, 4 * largest_bytes),
+            bodies_per_client_bytes=max(self.bodies_per_client_bytes, 2 * largest_bytes),
+        )
+
 
 class ProxyConfig(Struct, frozen=True):
-    """``hosts``: names that the Host header may have, as well as the loopback names and the bound address.
+    """``hosts``: names that the Host header may have, as well as local names, the bound address, and the name
+    of this ``machine``.
+    ``trusted_proxies``: the addresses of proxies whose X-Forwarded-For counts (``TrustedProxies``).
     ``origins``: web pages that may call, as ``https://name[:port]``. ``api_keys`` have the right
     ``inference``; ``key_file`` lists keys with their rights, and may change. ``open_paths``: exceptions from
     X7. ``route_by_model``: decode each body for its ``model``; otherwise large bodies are forwarded while
@@ -77,6 +92,8 @@ class ProxyConfig(Struct, frozen=True):
     """
 
     hosts: tuple[str, ...] = ()
+    machine: str = ""
+    trusted_proxies: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     key_file: KeyFile | None = None

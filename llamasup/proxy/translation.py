@@ -10,8 +10,6 @@ from msgspec import Struct
 from llamasup.http.heads import HttpError
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["Answered", "ResponseForm", "Translation"]
-
 
 class Answered(Struct, frozen=True):
     """How a response ended. ``complete``: the answer of llama-server could be translated to its end.

@@ -38,11 +38,24 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
 
 def refused_file(request: Request, proxy: ProxyContext) -> HttpError | None:
     """The refusal of an upload to the API for batches while there are as many as may be."""
-    if not request.head.route.of_batches or proxy.file_uploads < proxy.limits.file_uploads:
+    limits = proxy.limits
+    if not request.head.route.of_batches:
+        return None
+    if proxy.file_uploads[request.client] >= limits.file_uploads_per_client:
+        return HttpError(
+            429,
+            f"This client uploads {limits.file_uploads_per_client} files, as many as one client may",
+            "rate_limit_error",
+            "client_uploads_limit",
+            "upload fewer files at one time",
+            RETRY_S,
+            close=True,
+        )
+    if proxy.file_uploads.total() < limits.file_uploads:
         return None
     return HttpError(
         503,
-        f"{proxy.limits.file_uploads} files are being uploaded, as many as may be",
+        f"{limits.file_uploads} files are being uploaded, as many as may be",
         "unavailable_error",
         "uploads_limit",
         "try again shortly",
@@ -186,7 +199,10 @@ class Upload:
         """Files go to the disk of llamasup: they take no thread of llama-server."""
         proxy = self._downstream.proxy
         if self._request.head.route.of_batches:
-            proxy.file_uploads += change
+            client = self._request.client
+            proxy.file_uploads[client] += change
+            if not proxy.file_uploads[client]:
+                del proxy.file_uploads[client]
         else:
             proxy.uploads += change
 

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from llamasup.auth.quota import prompt_tokens_of
 from llamasup.http.heads import HttpError
 from llamasup.proxy.answers.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.interfaces import ClientConnection
@@ -16,8 +17,6 @@ from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import eta_text, progress_text
-
-__all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
 CLIENT_GONE: Final = 499  # as nginx; only for logs and metrics
 
@@ -59,6 +58,7 @@ class Waiting:
             needs_permit=request.needs_permit,
         )
         self.entry.jobs = request.jobs
+        self.entry.ends = () if request.suspicion is None else request.suspicion.ends
         self._model = model
         self._generation = 0  # the last one that had the request
 
@@ -71,15 +71,28 @@ class Waiting:
         """Queue the request; returns the reason if that is not possible."""
         return self._queue.enter(self.entry)
 
-    def requeue(self, broken: Endpoint, queue: RequestQueue, *, sent: bool) -> bool:
-        """Queue the request again, if allowed, after ``broken`` ended."""
-        self._queue = queue
-        if not queue.requeue(self.entry, broken, sent=sent):
+    def requeue(self, lease: Lease, queue: RequestQueue, *, sent: bool) -> bool:
+        """Queue the request again, if allowed, after the server of ``lease`` ended."""
+        self._queue, broken = queue, lease.endpoint
+        ran_s = monotonic() - lease.since_s if lease.since_s else 0.0
+        if not queue.requeue(self.entry, broken, sent=sent, alone=lease.alone, ran_s=ran_s):
             return False
-        self._generation = broken.generation
-        if sent:
-            self._downstream.proxy.metrics.count_replay(self._request.counted_as or broken.model)
+        self._left(broken, sent=sent)
         return True
+
+    def isolate(self, lease: Lease, queue: RequestQueue) -> bool:
+        """Queue the request again, alone, if allowed: with others it has filled a shared context."""
+        self._queue = queue
+        if not queue.isolate(self.entry):
+            return False
+        self._left(lease.endpoint, sent=True)
+        return True
+
+    def _left(self, endpoint: Endpoint, *, sent: bool) -> None:
+        """Note the generation that had the request. ``sent``: it is sent a second time."""
+        self._generation = endpoint.generation
+        if sent:
+            self._downstream.proxy.metrics.count_replay(self._request.counted_as or endpoint.model)
 
     def unqueueable_error(self) -> HttpError | None:
         """Why no request can wait for the model; None if requests can."""
@@ -96,7 +109,7 @@ class Waiting:
         self._downstream.wait_ended(self, self._request, lease)
 
     def refused(self, why: Unavailable) -> None:
-        self._record(why.status, "unavailable")
+        self._record(why.status, "unavailable", why.cause)
         self._downstream.exchange_failed(self._request, why.as_error())
 
     # --- from the client's connection, as for an exchange
@@ -111,7 +124,7 @@ class Waiting:
         error = overdue(self._request, self._downstream.proxy.config, now)
         if error is not None:
             self._queue.leave(self.entry)
-            self._record(error.status, "timed_out")
+            self._record(error.status, "timed_out", error.cause)
             self._downstream.exchange_failed(self._request, error)
         else:
             send_keepalive_if_due(self._downstream, self._request, now, self._outlook_text)
@@ -119,12 +132,12 @@ class Waiting:
     def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the wait, for the same reasons as an exchange."""
         self._queue.leave(self.entry)
-        self._record(error.status, outcome)
+        self._record(error.status, outcome, error.cause)
         self._downstream.exchange_failed(self._request, error)
 
     def turned_down(self, error: HttpError) -> None:
         """A generation serves, but not this request."""
-        self._record(error.status, "refused")
+        self._record(error.status, "refused", error.cause)
         self._downstream.exchange_failed(self._request, error)
 
     def held_slots(self) -> None:
@@ -165,11 +178,12 @@ class Waiting:
     def resume(self) -> None:
         pass
 
-    def _record(self, status: int, outcome: str) -> None:
+    def _record(self, status: int, outcome: str, cause: str = "") -> None:
         request, now = self._request, monotonic()
+        request.cause = cause
         kept = request.kept_stream  # the client has a part of the answer, which counts
         if kept is not None:
-            request.unreported_tokens = kept.pieces
+            request.unreported_tokens = prompt_tokens_of(request.body_bytes) + kept.pieces
         self._downstream.proxy.record_request(
             request,
             record_of(

@@ -16,8 +16,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["GAPS", "MAX_QUIET_S", "MIN_QUIET_S", "TURN_AFTER_S", "TURN_SHARE", "BatchLane"]
-
 GAPS: Final = 4.0
 MIN_QUIET_S: Final = 0.5
 MAX_QUIET_S: Final = 30.0

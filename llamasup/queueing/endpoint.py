@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from llamasup.http.context_end import ContextWindow
 
-__all__ = ["UNLIMITED", "Endpoint", "Lease", "NodeLink", "Serving", "permits_of"]
-
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
+_EXCLUSIVE: Final = UNLIMITED  # permits that are taken besides, so that none is free
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
 
 
@@ -63,10 +62,13 @@ class Endpoint:
     permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
     called for the first permit that becomes free, before another request can take it. ``on_idle`` is called
     each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
+    ``crashed``: the generation has ended, and a request may be the reason. ``trial``: the lease beside which
+    no other request gets a permit. ``on_explained`` is called if one request has caused the end. ``share``:
+    the tokens for each slot of a context that all slots share; 0: each has its own.
     """
 
     __slots__ = (
-        "_deposited",
+        "_explained",
         "_leases",
         "_lingering",
         "_on_close",
@@ -77,6 +79,7 @@ class Endpoint:
         "busy",
         "bytes_relayed",
         "closed",
+        "crashed",
         "ejected_until_s",
         "failures",
         "generation",
@@ -86,11 +89,15 @@ class Endpoint:
         "max_concurrent",
         "model",
         "node",
+        "on_explained",
         "on_idle",
         "on_permit_free",
         "produced",
         "repeats_begun_message",
+        "reserved",
+        "share",
         "tokens_per_s",
+        "trial",
         "window",
     )
 
@@ -105,8 +112,10 @@ class Endpoint:
         held_s: float | None = None,
         on_permit_free: Callable[[], None] | None = None,
         on_idle: Callable[[Endpoint], None] | None = None,
+        on_explained: Callable[[], None] | None = None,
         node: NodeLink | None = None,
         mark: bytes = b"",
+        share: int = 0,
     ) -> None:
         self.model = model
         self.generation = generation
@@ -114,18 +123,21 @@ class Endpoint:
         self.api_key = "" if api_key is None and node is not None else api_key
         self.node = node
         self.mark = mark
+        self.share = share
         self.max_concurrent = max_concurrent
         self.busy = 0
         self.held_s = held_s
         self.on_permit_free = on_permit_free
         self.on_idle = on_idle
+        self.on_explained = on_explained
         self.idle_since_s = 0.0
         self.ejected_until_s = 0.0  # it broke a request: no waiting request goes to it until then
-        self.closed = False
+        self.closed = self.crashed = self._explained = False
+        self.trial: Lease | None = None
+        self.reserved = False
         # Progress as the proxy sees it; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
         self.answered = 0  # completed responses
-        self._deposited = 0  # completed responses that were deposited in the retry budget
         self.produced = 0  # completed responses with output of the model
         self.failures = 0  # consecutive 5xx responses to inference requests
         self.tokens_per_s: float | None = None  # measured in the last long response
@@ -138,7 +150,7 @@ class Endpoint:
         self._on_close: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.in_flight} in flight, {self.busy} permits taken"
+        state = "closed" if self.closed else f"{self.in_flight} in flight, {self.taken} permits taken"
         return f"<Endpoint {self.model!r} generation {self.generation}: {state}>"
 
     @property
@@ -159,6 +171,16 @@ class Endpoint:
     def at_work(self) -> int:
         """The requests that the child works on: those in flight, and abandoned ones."""
         return len(self._leases) + len(self._lingering)
+
+    @property
+    def taken(self) -> int:
+        """The permits that requests hold."""
+        return self.busy % _EXCLUSIVE
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether one request has caused the end of the generation, or would have if it ended now."""
+        return self._explained or (self.trial is not None and self.trial.alone)
 
     @property
     def served(self) -> int:
@@ -200,12 +222,18 @@ class Endpoint:
 
     def begin_serving(self) -> None:
         """Reset the counters: responses during the load ("Loading model") do not count."""
-        self.answered = self._deposited = self.failures = 0
+        self.answered = self.failures = 0
 
-    def take_completed(self) -> int:
-        """The responses that completed since the last call."""
-        completed, self._deposited = self.answered - self._deposited, self.answered
-        return completed
+    def reserve(self, *, reserved: bool) -> None:
+        """Give out no more permits, until those that are taken have been returned (``on_permit_free``)."""
+        if self.reserved is not reserved:
+            self.reserved = reserved
+            self.busy += _EXCLUSIVE if reserved else -_EXCLUSIVE
+
+    def explain(self) -> None:
+        """One request has caused the end of the generation."""
+        if self.on_explained is not None:
+            self.on_explained()
 
     def once_idle(self, callback: Callable[[], None]) -> None:
         """Call back once, when no request is in flight (at once if none is)."""
@@ -218,11 +246,12 @@ class Endpoint:
         """Call back when the generation ends; for idle keep-alive connections to it."""
         self._on_close.append(callback)
 
-    def close(self, why: Unavailable) -> None:
+    def close(self, why: Unavailable, *, crashed: bool = False) -> None:
         """End every request in flight because of ``why``, and every idle connection."""
         if self.closed:
             return
-        self.closed = True
+        self._explained = crashed and self.is_explained
+        self.closed, self.crashed = True, crashed
         for lease in (*self._leases, *self._lingering):
             lease.revoke(why)
         callbacks, self._on_close = self._on_close, []
@@ -232,13 +261,15 @@ class Endpoint:
     def _take_back(self, lease: Lease, now_s: float) -> None:
         """Take back the permits of ``lease``. ``now_s``: the time, to measure ``held_s``; 0: do not."""
         if now_s:
-            held_s = (now_s - lease.since_s) * lease.weight
-            lease.permit_s += held_s
-            self.held_s = smoothed(self.held_s, held_s, HELD_WEIGHT)
+            lease.permit_s += (now_s - lease.since_s) * lease.weight
+            self.held_s = smoothed(self.held_s, lease.permit_s, HELD_WEIGHT)
         lease.since_s = 0.0
         busy = self.busy
-        self.busy = still_busy = busy - lease.weight
-        if busy >= self.max_concurrent > still_busy and self.on_permit_free is not None:
+        if lease is self.trial:
+            lease.share()
+        self.busy = still_busy = self.busy - lease.weight
+        is_first = busy >= self.max_concurrent > still_busy or (self.reserved and still_busy == _EXCLUSIVE)
+        if is_first and self.on_permit_free is not None:
             self.on_permit_free()
 
     def _lingers(self, lease: Lease) -> None:
@@ -269,13 +300,16 @@ class Lease(Struct, eq=False):
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
     ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
-    ``permit_s``: how long it held permits that it has returned, times their number.
+    ``permit_s``: how long it held permits that it has returned, times their number. ``alone``: no other
+    request has held a permit beside it.
     """
 
     endpoint: Endpoint
     since_s: float = 0.0
     weight: int = 1
     permit_s: float = 0.0
+    alone: bool = False
+    alone_until_s: float = 0.0
     _on_revoke: Callable[[Unavailable], None] | None = None
 
     def __repr__(self) -> str:
@@ -298,8 +332,25 @@ class Lease(Struct, eq=False):
         self._on_revoke = when_closed
         self.endpoint._lingers(self)
 
+    def isolate(self, until_s: float) -> bool:
+        """Let no other request get a permit beside this one. False: not all permits are free for it."""
+        endpoint = self.endpoint
+        if not self.since_s or endpoint.busy != self.weight:
+            return False
+        endpoint.busy += _EXCLUSIVE
+        endpoint.trial, self.alone, self.alone_until_s = self, True, until_s
+        return True
+
+    def share(self) -> None:
+        """Let other requests get permits beside this one again. May be repeated."""
+        if self.endpoint.trial is self:
+            self.endpoint.trial, self.alone = None, False
+            self.endpoint.busy -= _EXCLUSIVE
+
     def acquire_permit(self) -> None:
         """Take a permit, free or not."""
+        if self.endpoint.trial is not None:
+            self.endpoint.trial.alone = False
         self.endpoint.busy += 1
         self.weight = 1
         self.since_s = monotonic()
@@ -308,6 +359,8 @@ class Lease(Struct, eq=False):
         """Hold a permit for each job, up to all permits. llama-server queues the other jobs."""
         if self.since_s:
             weight = min(jobs, self.endpoint.max_concurrent)
+            # Until now it held fewer, and ``since_s`` counts them all.
+            self.permit_s -= (weight - self.weight) * (monotonic() - self.since_s)
             self.endpoint.busy += weight - self.weight
             self.weight = weight
 
@@ -337,3 +390,30 @@ def permits_of(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
     """The permits, and how many are free."""
     slots = sum(endpoint.slots for endpoint in endpoints)
     return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)
+
+
+def eligible_of(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
+    """Return the endpoints that are neither closed nor ejected."""
+    if isinstance(state, Unavailable):
+        return ()
+    return tuple(endpoint for endpoint in state if not endpoint.closed and endpoint.ejected_until_s <= now_s)
+
+
+def with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(endpoint for endpoint in endpoints if endpoint.busy < endpoint.max_concurrent)
+
+
+def next_readmission_s(state: Serving, now_s: float) -> float:
+    """When the next ejection ends, or the next lease shares its endpoint again; inf if there is neither."""
+    endpoints = () if isinstance(state, Unavailable) else state
+    ends = [e.ejected_until_s if e.trial is None else e.trial.alone_until_s for e in endpoints]
+    return min((at_s for at_s in ends if at_s > now_s), default=float("inf"))
+
+
+def share_again(state: Serving, now_s: float) -> bool:
+    """Share the endpoints whose suspects were alone for long enough. Returns whether a suspect is alone."""
+    trials = () if isinstance(state, Unavailable) else [e.trial for e in state if e.trial is not None]
+    for trial in trials:
+        if trial.alone_until_s <= now_s:
+            trial.share()
+    return any(trial.alone_until_s > now_s for trial in trials)

@@ -2,11 +2,13 @@
 
 A request of several jobs uses several turns of its client: the other clients get that many turns first. A
 request that suits the free server may go before others, as long as its client gets hardly more than theirs.
+In a full queue, the last request of the client with the most requests makes room for a client with fewer.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, Generic, TypeVar
@@ -176,6 +178,26 @@ class FairQueue(Generic[T]):
             if higher < item.priority:
                 before += sum(len(line.items) for line in self._lines[higher].values())
         return before + 1
+
+    def to_evict(self, newcomer: T) -> T | None:
+        """The item that makes room for ``newcomer``: the last one of the client with the most items, if that
+        client then still has as many as the client of ``newcomer``. None: no item may be evicted.
+
+        An item of a higher class, or one that has been requeued, is never evicted.
+        """
+        counts: Counter[str] = Counter()
+        for lines in self._lines.values():
+            for client, line in lines.items():
+                counts[client] += len(line.items)
+        most = counts[newcomer.client] + 1
+        lasts = [
+            line.items[-1]
+            for priority, lines in self._lines.items()
+            if priority >= newcomer.priority
+            for client, line in lines.items()
+            if counts[client] > most and line.items[-1].turn is None
+        ]
+        return max(lasts, key=lambda item: (counts[item.client], item.priority, item.arrived_s), default=None)
 
     def _permits_of(self, item: T) -> int:
         """A client that comes back keeps what it got, but the time without requests gives it no credit."""

@@ -8,10 +8,14 @@ from llamasup.queueing.endpoint import Endpoint, Serving
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 
-__all__ = ["busy_queue_full", "free_in_s", "load_queue_full", "wait_timed_out"]
-
-
 _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
+
+
+def no_room(state: Serving, waiting: int, *, may_wait: bool) -> Unavailable:
+    """Why a request may not wait: the queue is full with ``waiting`` requests, or no request may wait."""
+    if not isinstance(state, Unavailable):
+        return _busy_queue_full(state, waiting)
+    return load_queue_full(state, waiting) if may_wait else state
 
 
 def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
@@ -25,16 +29,16 @@ def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
     )
 
 
-def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
-    """No permit is free, and the queue is full. ``queued``: the entries of ``waiting`` that need a permit."""
+def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> Unavailable:
+    """No permit is free, and the queue is full. There is room again when the next permit is free."""
     more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     return replace(
         BUSY,
         message=f"The model is busy with {_requests(endpoints)}{more}",
         cause="queue_full",
         remedy="try again later",
-        retry_after_s=retry_after_s(free_in_s(endpoints, queued + 1)),
-        eta_s=free_in_s(endpoints, queued + 1) or None,
+        retry_after_s=retry_after_s(free_in_s(endpoints, 1)),
+        eta_s=free_in_s(endpoints, 1) or None,
         queueable=False,
     )
 

@@ -9,29 +9,28 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from math import inf
+from secrets import token_bytes
 from time import monotonic
-from typing import Final, Protocol
-
-from msgspec import Struct
+from typing import Final
 
 from llamasup.http.heads import Priority
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving
+from llamasup.queueing.endpoint import (
+    UNLIMITED,
+    Endpoint,
+    Serving,
+    eligible_of,
+    next_readmission_s,
+    share_again,
+    with_free_permit,
+)
+from llamasup.queueing.queue_listener import Outlook, QueueListener
 from llamasup.queueing.queue_order import FairQueue, Queued
-from llamasup.queueing.rejections import busy_queue_full, free_in_s, load_queue_full, wait_timed_out
-from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
+from llamasup.queueing.rejections import free_in_s, no_room, wait_timed_out
+from llamasup.queueing.reservation import Reservation
+from llamasup.queueing.suspects import Next, Suspects, alone_s, next_step
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.system.timers import CallLater, DeadlineTimer, call_later
-
-__all__ = [
-    "GRACE_S",
-    "MAX_BYTES",
-    "MAX_WAITING",
-    "Outlook",
-    "Preference",
-    "QueueEntry",
-    "QueueListener",
-    "RequestQueue",
-]
 
 MAX_WAITING: Final = 256  # S9; each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
@@ -40,49 +39,27 @@ GRACE_S: Final = 0.5
 a generation that serves after this time was not dying."""
 
 
-class QueueListener(Protocol):
-    """Gets the outcome of each wait of its entry, once, and never during ``enter`` or ``requeue``."""
-
-    @property
-    def body(self) -> bytes:
-        """The request's body, to choose one of several replicas."""
-        ...
-
-    def served(self, lease: Lease) -> None: ...
-
-    def refused(self, why: Unavailable) -> None: ...
-
-
-class Outlook(Struct, frozen=True):
-    """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
-
-    ``loads``: it waits for a generation, and not only for a permit. ``percent``: how much of it is loaded.
-    ``eta_s``: when it will serve; None: not known.
-    """
-
-    position: int
-    wait_s: float | None
-    loads: bool
-    percent: float | None = None
-    eta_s: float | None = None
-
-
 class QueueEntry(Queued):
     """One request, through all its waits. Times are monotonic, in seconds.
 
     ``needs_permit``: it is work for the model itself. ``waited_s``: the waits for a generation, without those
     for a permit. ``position``: its position when it first queued (1: the next), 0 if it never did. ``notes``:
-    what ``prefer`` keeps of its body while it waits.
+    what ``prefer`` keeps of its body while it waits. ``ends``: of the servers that were working on it, as in
+    ``Suspicion``; with one, it is a suspect. ``ran_s``: how long it ran before the last one. ``crowded``:
+    with others, it has filled the context that they share. ``replayed``: it was sent again.
     """
 
     __slots__ = (
         "body_bytes",
+        "crowded",
         "deadline_s",
+        "ends",
         "listener",
         "needs_permit",
         "notes",
         "position",
         "queue",
+        "ran_s",
         "replayed",
         "since_s",
         "unserved_s",
@@ -109,13 +86,19 @@ class QueueEntry(Queued):
         self.waited_s = 0.0
         self.position = 0
         self.notes: object = None
-        self.replayed = False  # requeued once because its generation ended
+        self.ends: tuple[Callable[[], None], ...] = ()
+        self.ran_s = 0.0
+        self.crowded = self.replayed = False
         self.since_s = 0.0  # when this wait began
         self.deadline_s = 0.0
         self.unserved_s = 0.0  # the queue's unserved clock when it entered
 
     def __repr__(self) -> str:
         return f"<QueueEntry of {self.client!r}: {self.priority.name.lower()}, {self.jobs} jobs>"
+
+    @property
+    def runs_alone(self) -> bool:
+        return self.crowded or bool(self.ends)
 
     def begin(self, now_s: float, timeout_s: float) -> None:
         self.since_s = now_s
@@ -139,30 +122,6 @@ class RequestQueue:
     earliest deadline of all entries.
     """
 
-    __slots__ = (
-        "_budget",
-        "_bytes",
-        "_choose",
-        "_clock",
-        "_clock_read_s",
-        "_entering",
-        "_get_serving",
-        "_in_serve",
-        "_is_served",
-        "_max_waiting",
-        "_on_unserved",
-        "_on_wanted",
-        "_policy",
-        "_prefer",
-        "_queue",
-        "_successor",
-        "_timeout_s",
-        "_timer",
-        "_unlimited",
-        "_unserved_s",
-        "continues_streams",
-    )
-
     def __init__(
         self,
         get_serving: Callable[[], Serving],
@@ -174,7 +133,6 @@ class RequestQueue:
         prefer: Callable[[Sequence[Endpoint]], Preference | None] | None = None,
         on_wanted: Callable[[], None] | None = None,
         on_unserved: Callable[[Unavailable | None], None] | None = None,
-        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: CallLater = call_later,
     ) -> None:
@@ -187,16 +145,17 @@ class RequestQueue:
         self._prefer = prefer
         self._on_wanted = on_wanted
         self._on_unserved = on_unserved
-        self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
-        self._budget = RetryBudget(self._policy.floor, clock())
+        self.suspects = Suspects(token_bytes(16))
         self._queue: FairQueue[QueueEntry] = FairQueue()
         self._unlimited: list[QueueEntry] = []  # they need no permit: the next generation serves them all
+        self._suspected: list[QueueEntry] = []  # they are served alone, before all others
+        self._reservation = Reservation()  # of an endpoint for the next suspect
         self._bytes = 0
         self._in_serve = False  # inside _serve: a served request may end at once and free its permit
         self._successor: RequestQueue | None = None  # the queue of the model that replaces this one
         self._entering = False  # inside ``on_wanted`` of a new entry: no listener is called
-        self._timer = DeadlineTimer(self._on_timer, call_later=call_later, clock=clock)
+        self._timer = DeadlineTimer(self.changed, call_later=call_later, clock=clock)
         # The unserved clock runs while no generation serves.
         self._unserved_s = 0.0
         self._clock_read_s = clock()
@@ -207,7 +166,7 @@ class RequestQueue:
 
     def __len__(self) -> int:
         """The number of waiting requests."""
-        return len(self._queue) + len(self._unlimited)
+        return len(self._queue) + len(self._unlimited) + len(self._suspected)
 
     @property
     def oldest_s(self) -> float:
@@ -218,6 +177,11 @@ class RequestQueue:
     def is_full(self) -> bool:
         """Whether as many requests wait as may. A large one may also be refused before."""
         return len(self) >= self._max_waiting
+
+    @property
+    def lets_wait(self) -> bool:
+        """Whether any request may wait."""
+        return self._timeout_s > 0.0 and self._max_waiting > 0
 
     def set_limits(self, *, timeout_s: float, max_waiting: int, continues_streams: bool = False) -> None:
         """Limits for new entries; waiting ones stay."""
@@ -231,38 +195,50 @@ class RequestQueue:
         if self._successor is not None:
             return self._successor.enter(entry)
         state = self._get_serving()
-        if isinstance(state, Unavailable):
-            if not state.queueable:
-                return state
-            if not self._timeout_s or self._is_full(entry):
-                if self._on_wanted is not None:
+        if isinstance(state, Unavailable) and not state.queueable:
+            return state
+        evicted = None
+        if not self._timeout_s or self._is_full(entry):
+            evicted, why = self._to_evict(entry), no_room(state, len(self), may_wait=self._timeout_s > 0.0)
+            if evicted is None:
+                if isinstance(state, Unavailable) and self._on_wanted is not None:
                     self._on_wanted()
-                return load_queue_full(state, len(self)) if self._timeout_s else state
-        elif not self._timeout_s or self._is_full(entry):
-            return busy_queue_full(state, len(self), len(self._queue))
+                return why
+            self._remove(evicted)
         now_s = self._clock()
         entry.begin(now_s, self._timeout_s)
         self._admit(entry, state, now_s)
+        if evicted is not None:  # last, because the next request of its connection may enter at once
+            evicted.listener.refused(why)
+            self._notify_unserved(why)
         return None
 
-    def requeue(self, entry: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
-        """Queue a request again that ``broken`` dropped: before the first byte of a response, or to continue
-        its answer.
+    def requeue(
+        self, entry: QueueEntry, broken: Endpoint, *, sent: bool, alone: bool = False, ran_s: float = 0.0
+    ) -> bool:
+        """Queue a request again that ``broken`` dropped: without an answer, or to continue its answer.
 
-        ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
-        retry budget (S10). A request that never reached a server may come back until its deadline. A full
-        queue accepts as many as had a permit.
+        ``sent``: that generation may have begun with it. If it ended by itself, the request may be why, and
+        ``next_step`` decides (``alone``: that of its lease; ``ran_s``: for how long it ran). Otherwise, once.
+        One that never reached a server may come back until its deadline, and past the limit for waiting ones.
         """
         if self._successor is not None:
-            return self._successor.requeue(entry, broken, sent=sent)
+            return self._successor.requeue(entry, broken, sent=sent, alone=alone, ran_s=ran_s)
         spare = broken.max_concurrent if broken.max_concurrent < UNLIMITED else 0
         if self.unqueueable_reason() is not None or self._is_full(entry, spare):
             return False
         now_s = self._clock()
         if not self._timeout_s and not self.serves_besides(broken):
             return False  # no request may wait, and no other server takes it at once
+        broken.ejected_until_s = now_s + GRACE_S
         if sent:
-            if entry.replayed or not self._may_replay(broken, now_s):
+            # A node isolates its own suspects. Without a queue, no request can wait to be alone.
+            may_be_poison = broken.node is None and (broken.crashed or not broken.closed)
+            if may_be_poison and self._timeout_s:
+                if next_step(len(entry.ends) + 1, alone=alone) is not Next.ALONE:
+                    return False
+                entry.ends, entry.ran_s = (*entry.ends, broken.explain), ran_s
+            elif entry.replayed:
                 return False
             entry.replayed = True
             entry.begin(now_s, self._timeout_s)  # a new wait: the first one may have ended long ago
@@ -272,7 +248,18 @@ class RequestQueue:
             return False
         if entry.turn is None:
             entry.turn = 0  # it never queued: it goes first
-        broken.ejected_until_s = now_s + GRACE_S
+        self._admit(entry, self._get_serving(), now_s)
+        return True
+
+    def isolate(self, entry: QueueEntry) -> bool:
+        """Queue a request again, once and past the limits, that has filled a context together with others."""
+        if self._successor is not None:
+            return self._successor.isolate(entry)
+        if entry.crowded or not self._timeout_s or self.unqueueable_reason() is not None:
+            return False
+        now_s = self._clock()
+        entry.crowded = entry.replayed = True
+        entry.begin(now_s, self._timeout_s)
         self._admit(entry, self._get_serving(), now_s)
         return True
 
@@ -283,13 +270,14 @@ class RequestQueue:
         elif entry.waits:
             self._remove(entry)
             self._notify_unserved(None)
+            self.permit_freed()
 
     def outlook(self, entry: QueueEntry) -> Outlook:
         """The position of a waiting entry, and its expected wait."""
         if entry.queue is not None and entry.queue is not self:
             return entry.queue.outlook(entry)
         state = self._get_serving()
-        position = self._queue.position(entry) if entry.needs_permit else 1
+        position = self._position(entry)
         if isinstance(state, Unavailable):
             wait_s = state.retry_after_s or None if state.eta_s is None else state.eta_s
             return Outlook(position, wait_s, loads=True, percent=state.percent, eta_s=state.eta_s)
@@ -320,7 +308,14 @@ class RequestQueue:
         """Whether another endpoint than this one serves."""
         if self._successor is not None:
             return self._successor.serves_besides(endpoint)
-        return any(other is not endpoint for other in _eligible(self._get_serving(), self._clock()))
+        return any(other is not endpoint for other in eligible_of(self._get_serving(), self._clock()))
+
+    def replaces(self, refusing: Endpoint) -> bool:
+        """Whether requests that ``refusing`` refuses are served by another endpoint, or can wait for one."""
+        if self._successor is not None:
+            return self._successor.replaces(refusing)
+        is_own = refusing.on_permit_free == self.permit_freed
+        return self.serves_besides(refusing) or (not is_own and self.unqueueable_reason() is None)
 
     # --- for the processes of the model
     def changed(self) -> None:
@@ -335,35 +330,42 @@ class RequestQueue:
 
     def permit_freed(self) -> None:
         """Give a free permit to the next entry."""
-        if self._queue and not self._in_serve:
+        if (self._queue or self._suspected or self._reservation.endpoint) and not self._in_serve:
             self._serve(self._clock())
 
     # --- private
     def _is_full(self, entry: QueueEntry, spare: int = 0) -> bool:
         return len(self) >= self._max_waiting + spare or self._bytes + entry.body_bytes > MAX_BYTES
 
-    def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
-        self._budget, granted = spend(
-            self._budget, self._policy, completed=broken.take_completed(), now_s=now_s
-        )
-        return granted
+    def _to_evict(self, entry: QueueEntry) -> QueueEntry | None:
+        """The waiting request that makes room for ``entry``; None: none does."""
+        if not self.lets_wait:
+            return None
+        evicted = self._queue.to_evict(entry)
+        if evicted is None or self._bytes - evicted.body_bytes + entry.body_bytes > MAX_BYTES:
+            return None
+        return evicted
+
+    def _position(self, entry: QueueEntry) -> int:
+        if entry.runs_alone:
+            return self._suspected.index(entry) + 1
+        return len(self._suspected) + self._queue.position(entry) if entry.needs_permit else 1
 
     def _admit(self, entry: QueueEntry, state: Serving, now_s: float) -> None:
-        eligible = _eligible(state, now_s)
+        eligible = eligible_of(state, now_s)
         self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
         entry.queue = self
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
-        if entry.needs_permit:
-            self._queue.add(entry)
-            position = self._queue.position(entry)
+        if entry.runs_alone or not entry.needs_permit:
+            waiting = self._suspected if entry.runs_alone else self._unlimited
+            insort(waiting, entry, key=lambda waits: waits.arrived_s)
         else:
-            insort(self._unlimited, entry, key=lambda waits: waits.arrived_s)
-            position = 1
-        entry.position = entry.position or position
-        at_once = _with_free_permit(eligible) if entry.needs_permit else eligible
-        self._timer.schedule(now_s if at_once else min(entry.deadline_s, _next_readmission_s(state, now_s)))
+            self._queue.add(entry)
+        entry.position = entry.position or self._position(entry)
+        at_once = with_free_permit(eligible) if entry.needs_permit and not entry.runs_alone else eligible
+        self._timer.schedule(now_s if at_once else min(entry.deadline_s, next_readmission_s(state, now_s)))
         if isinstance(state, Unavailable) and self._on_wanted is not None:
             self._entering = True
             try:
@@ -372,10 +374,8 @@ class RequestQueue:
                 self._entering = False
 
     def _remove(self, entry: QueueEntry) -> None:
-        if entry.needs_permit:
-            self._queue.remove(entry)
-        else:
-            self._unlimited.remove(entry)
+        without_permit = self._suspected if entry.runs_alone else self._unlimited
+        (self._queue if entry.needs_permit and not entry.runs_alone else without_permit).remove(entry)
         entry.notes = None
         self._account_removed(entry, self._clock())
 
@@ -397,21 +397,26 @@ class RequestQueue:
 
     def _reconcile(self, now_s: float) -> None:
         state = self._get_serving()
-        self._update_unserved_clock(now_s, serves=bool(_eligible(state, now_s)))
+        self._update_unserved_clock(now_s, serves=bool(eligible_of(state, now_s)))
+        is_tried = share_again(state, now_s)
         if not isinstance(state, Unavailable):
             self._serve(now_s)
         elif not state.queueable:
             self._reject(tuple(self._entries()), state)
+        if is_tried:
+            for entry in self._suspected:  # it waits for another suspect, which may take long
+                entry.deadline_s = max(entry.deadline_s, now_s + self._timeout_s)
         late = tuple(entry for entry in self._entries() if entry.deadline_s <= now_s)
         if late:
-            reachable = bool(_eligible(state, now_s))
+            reachable = bool(eligible_of(state, now_s))
             self._reject(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
+            self.permit_freed()  # an endpoint may be reserved for one of them
         if len(self):
             earliest_s = min(entry.deadline_s for entry in self._entries())
-            self._timer.schedule(min(earliest_s, _next_readmission_s(state, now_s)))
+            self._timer.schedule(min(earliest_s, next_readmission_s(state, now_s)))
 
     def _entries(self) -> Iterator[QueueEntry]:
-        return chain(self._unlimited, self._queue)
+        return chain(self._suspected, self._unlimited, self._queue)
 
     def _serve(self, now_s: float) -> None:
         """Serve entries while permits are free. Each may make others leave or come back."""
@@ -419,10 +424,12 @@ class RequestQueue:
             return
         self._in_serve = True
         try:
-            while eligible := _eligible(self._get_serving(), now_s):
+            while eligible := eligible_of(self._get_serving(), now_s):
+                if self._serve_suspect(eligible, now_s):
+                    continue
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
-                elif self._queue and (free := _with_free_permit(eligible)):
+                elif self._queue and (free := with_free_permit(eligible)):
                     some_are_busy = len(free) < len(eligible)
                     suits = self._prefer(eligible) if self._prefer and some_are_busy else None
                     entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in free), suits)
@@ -436,6 +443,24 @@ class RequestQueue:
         finally:
             self._in_serve = False
 
+    def _serve_suspect(self, eligible: tuple[Endpoint, ...], now_s: float) -> bool:
+        """Serve the first suspect, if an endpoint is idle. Returns whether it is served."""
+        if not self._suspected:
+            self._reservation.end()
+            return False
+        endpoint = self._reservation.place(eligible)
+        if endpoint is None:
+            return False
+        entry = self._suspected.pop(0)
+        self._account_removed(entry, now_s)
+        entry.notes = None
+        lease = endpoint.lease(infers=True)
+        lease.isolate(inf if entry.crowded else now_s + alone_s(len(entry.ends), entry.ran_s))
+        if len(self) and lease.alone_until_s < float("inf"):
+            self._timer.schedule(lease.alone_until_s)
+        entry.listener.served(lease)
+        return True
+
     def _reject(self, entries: tuple[QueueEntry, ...], why: Unavailable) -> None:
         for entry in entries:
             if entry.waits:
@@ -446,25 +471,3 @@ class RequestQueue:
     def _notify_unserved(self, why: Unavailable | None) -> None:
         if self._on_unserved is not None:
             self._on_unserved(why)
-
-    # --- the timer
-
-    def _on_timer(self) -> None:
-        self._reconcile(self._clock())
-
-
-def _eligible(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
-    """The endpoints that are neither closed nor ejected."""
-    if isinstance(state, Unavailable):
-        return ()
-    return tuple(endpoint for endpoint in state if not endpoint.closed and endpoint.ejected_until_s <= now_s)
-
-
-def _with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    return tuple(endpoint for endpoint in endpoints if endpoint.busy < endpoint.max_concurrent)
-
-
-def _next_readmission_s(state: Serving, now_s: float) -> float:
-    """When the next ejection ends; inf if no endpoint is ejected."""
-    endpoints = () if isinstance(state, Unavailable) else state
-    return min((e.ejected_until_s for e in endpoints if e.ejected_until_s > now_s), default=float("inf"))

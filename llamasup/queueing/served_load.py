@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["ServedLoad"]
-
 
 class ServedLoad(Struct, frozen=True):
     """``slots``: permits of the servers that serve now, 0: no server does. ``free``: how many are free.

@@ -10,15 +10,14 @@ from msgspec.structs import replace
 from llamasup.http.heads import HttpError
 from llamasup.queueing.wait_estimate import eta_text
 
-__all__ = ["BUSY", "Unavailable", "generation_ended"]
-
 
 @final
 class Unavailable(Struct, frozen=True):
     """Why a request cannot be served now, with the fields of llama-server's error object.
 
-    ``queueable``: a generation that serves will come, so a request may queue. ``percent``: how much of the
-    model is loaded; ``eta_s``: until it serves, or until a permit is free. None: not known.
+    ``queueable``: a generation that serves will come, so a request may queue. ``absent``: no server has the
+    model, and none is starting. ``percent``: how much of the model is loaded; ``eta_s``: until it serves, or
+    until a permit is free. None: not known.
     """
 
     status: int
@@ -28,6 +27,7 @@ class Unavailable(Struct, frozen=True):
     remedy: str = ""
     retry_after_s: float | None = None
     queueable: bool = False
+    absent: bool = False
     percent: float | None = None
     eta_s: float | None = None
 

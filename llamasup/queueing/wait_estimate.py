@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "HELD_WEIGHT",
-    "LOAD_WEIGHT",
-    "LONGEST_S",
-    "eta_text",
-    "progress_text",
-    "retry_after_s",
-    "smoothed",
-    "until_loaded_s",
-    "until_served_s",
-]
-
 HELD_WEIGHT: Final = 0.1  # about the last twenty requests count
 LOAD_WEIGHT: Final = 0.5  # loads are few, and the last one predicts the next best (its files are in memory)
 LONGEST_S: Final = 600.0  # a longer estimate is no better than a guess

@@ -14,8 +14,6 @@ import msgspec
 
 from llamasup.http.requested_model import plain_json
 
-__all__ = ["MARK", "with_valid_arguments"]
-
 MARK: Final = "malformed_arguments"
 """The only key of the object that takes the place of such arguments. The model sees what it wrote."""
 

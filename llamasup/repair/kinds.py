@@ -8,8 +8,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["NO_REPAIRS", "Repairs", "repairs_of"]
-
 
 class Repairs(Struct, frozen=True):
     """``tool_calls``: those of a conversation, and an answer that llama-server refuses because it could not

@@ -17,13 +17,14 @@ from llamasup.auth.key_source import KeyFile, environment_keys
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
 from llamasup.config.reading import Reading
-from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
+from llamasup.errors import ConfigInvalid, FolderUnusable, LlamasupError, RuntimeMissing
 from llamasup.http.address import is_local
 from llamasup.models.registry import Registry
 from llamasup.models.rules import Problem
 from llamasup.settings.declaration import settings_of
 from llamasup.settings.kinds import FilePath, Many
 from llamasup.settings.model import ModelSettings
+from llamasup.system.storage.folders import given_folder
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import printable
 
@@ -61,12 +62,13 @@ def model_issues(
     environ: Mapping[str, str],
     known: Sequence[Issue] = (),
     source: ConfigSource | None = None,
-) -> tuple[tuple[Issue, ...], str]:
+) -> tuple[tuple[Issue, ...], str, tuple[tuple[str, ...], ...]]:
     """The models that ``serve`` would refuse, and the names of unknown models.
 
-    The second value says why models were not checked: there is no runtime. ``known`` are the issues found so
-    far. A model with a known issue gets no second one. If a folder is missing, names are not checked, since
-    their models may be in it. ``source``: that of a running ``serve``; None: a new one.
+    The second value says why models were not checked: there is no runtime. The third has names of the config
+    that share one process. ``known`` are the issues found so far. A model with a known issue gets no second
+    one. If a folder is missing, names are not checked, since their models may be in it.
+    ``source``: that of a running ``serve``; None: a new one.
     """
     from llamasup.service.config_source import ConfigSource, serve_options
     from llamasup.service.inventory import read_inventory
@@ -91,10 +93,11 @@ def model_issues(
                 key = place_text(wrong.place)
                 found.append(replace(issue, key=key, more=tuple(map(reading.as_written, wrong.details))))
     except ConfigInvalid as error:
-        return (Issue(0, "", reading.as_written(error.message)),), ""
+        return (Issue(0, "", reading.as_written(error.message)),), "", ()
     has_folders = not any(issue.key.startswith("models_dir") for issue in known)
     names = _unknown_names(config, inventory.registry) if has_folders else ()
-    return (*found, *(_issue(reading, place, problem) for place, problem in names)), unchecked
+    shared = tuple(spec.shares for spec in inventory.registry.specs.values() if spec.shares)
+    return (*found, *(_issue(reading, place, problem) for place, problem in names)), unchecked, shared
 
 
 def _of_this_machine(reading: Reading) -> Reading:
@@ -197,6 +200,14 @@ def _paths(reading: Reading) -> _Found:
         and (problem := _no_folder(downloads.folder))
     ):
         yield ("downloads", "folder"), problem  # a missing folder is created
+    batches = config.batches.folder
+    if config.batches.enabled and batches is not None and path_kind(batches) is not PathKind.NOTHING:
+        from llamasup.batch.api.store import DATABASE  # here, to keep the start short
+
+        try:
+            given_folder(batches, DATABASE)
+        except FolderUnusable as error:
+            yield ("batches", "folder"), f"{error.message.rstrip('.')}; {_lower(error.remedy)}"
     log = config.http.access_log
     if log is not None and log != Path("-") and (problem := _no_folder(log.parent)):
         yield ("http", "access_log"), problem

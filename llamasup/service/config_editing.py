@@ -13,11 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from llamasup.config.api_changes import Outside, refused_changes
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import ConfigIssues, Issue
 from llamasup.config.nodes import MAX_BYTES
-from llamasup.config.reading import read_text
-from llamasup.control.interface import ConfigMistakes, shown
+from llamasup.config.reading import Reading, read_text
+from llamasup.control.interface import ConfigMistakes, ConfigRefused, shown
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.models.diff import Changes
 from llamasup.service.config_check import environment_issues, model_issues
@@ -26,8 +27,6 @@ from llamasup.service.many_models import Configured
 from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write, read_bounded
 from llamasup.system.text import path_text
-
-__all__ = ["ConfigEditor", "as_mistakes"]
 
 
 class _File(Struct, frozen=True):
@@ -72,19 +71,25 @@ class ConfigEditor:
             "writable": read.writable,
         }
 
-    async def check(self, text: str) -> Mapping[str, Any]:
-        issues, configured = await asyncio.to_thread(self._checked, text)
+    async def check(self, text: str, *, trusted: bool) -> Mapping[str, Any]:
+        before = await asyncio.to_thread(self._read)
+        issues = await asyncio.to_thread(self._refused, before, text, trusted=trusted)
+        configured = None
+        if not issues:
+            issues, configured = await asyncio.to_thread(self._checked, text)
         changes = None if configured is None else shown(self._preview(configured))
         return {"ok": not issues, "mistakes": as_mistakes(issues), "changes": changes}
 
-    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
-        """Raises ConfigMistakes, and Conflict if the file has another version.
+    async def replace(self, text: str, version: str, *, trusted: bool) -> Mapping[str, Any]:
+        """Raises ConfigMistakes, ConfigRefused, and Conflict if the file has another version.
 
         If the reload fails, the file gets its text back: the next start would fail as well.
         """
         async with self._lock:
             before = await asyncio.to_thread(self._read)
             self._refuse_other_version(before, version)
+            if refused := await asyncio.to_thread(self._refused, before, text, trusted=trusted):
+                raise ConfigRefused(str(self._file), as_mistakes(refused))
             issues, _ = await asyncio.to_thread(self._checked, text)
             if issues:
                 raise ConfigMistakes(str(self._file), as_mistakes(issues))
@@ -117,13 +122,29 @@ class ConfigEditor:
             return _File(content, _version(content), writable)
         return _File(content, _version(content), writable=False)
 
+    def _reading(self, content: bytes) -> tuple[Reading, tuple[Issue, ...]]:
+        """Raises ConfigIssues if the content is not YAML."""
+        folder = self._file.absolute().parent
+        return read_text(content, str(self._file), folder, self._environ, more_models=self._more_models)
+
+    def _refused(self, before: _File, text: str, *, trusted: bool) -> Sequence[Issue]:
+        """The changes that a client may not make. They are found before the text is checked, because the
+        checks open its files, and tell what is in the environment.
+        """
+        known, full = Outside(), trusted
+        with suppress(ConfigIssues):  # a broken file allows nothing
+            reading, _ = self._reading(before.content)
+            known, full = reading.outside, trusted or reading.config.http.api_config == "full"
+        try:
+            reading, _ = self._reading(text.encode("utf-8", "surrogatepass"))
+        except ConfigIssues:
+            return ()  # ``_checked`` says what is wrong
+        return refused_changes(known, reading.outside, reading.config.lines, full=full)
+
     def _checked(self, text: str) -> tuple[Sequence[Issue], Configured | None]:
         """The mistakes of ``text``, and what would be served if it has none."""
-        content, folder = text.encode("utf-8", "surrogatepass"), self._file.absolute().parent
         try:
-            reading, issues = read_text(
-                content, str(self._file), folder, self._environ, more_models=self._more_models
-            )
+            reading, issues = self._reading(text.encode("utf-8", "surrogatepass"))
             is_readable = not issues
             issues += environment_issues(reading, self._environ)
             if is_readable:

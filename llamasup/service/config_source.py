@@ -36,8 +36,6 @@ from llamasup.system.storage.folders import models_folder
 if TYPE_CHECKING:
     from llamasup.config import Config
 
-__all__ = ["ConfigSource", "ServeOptions", "serve_options"]
-
 
 class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     """``config`` reads the config and raises ConfigInvalid. ``config_file`` is its file, if it has one.
@@ -83,7 +81,9 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "insecure_no_auth": initial.auth.insecure_no_auth,
         "hosts": http.allow_hosts,
         "origins": http.allow_origins,
+        "trusted_proxies": http.trusted_proxies,
         "remote_media": tuple(filter(None, http.remote_media)),
+        "max_body": http.max_body,
         "tls_cert": http.tls_cert,
         "tls_key": http.tls_key,
         "stream_keepalive": http.stream_keepalive,

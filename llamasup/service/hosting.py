@@ -24,6 +24,7 @@ from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
+from llamasup.observability.own_log import OwnLog
 from llamasup.proxy.backend import Backend, ModelList
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet, listen
@@ -135,6 +136,8 @@ class ServiceHost:
         """
         self.on_asked: Callable[[str, str], None] | None = None
         """Called for each request of the control API before it is carried out (``ServiceOwner``)."""
+        self.own_log = OwnLog()
+        """Whoever says something about this llamasup adds it here."""
         self.metrics = Metrics()
         self._options = options
         self._bus = bus
@@ -245,7 +248,9 @@ class ServiceHost:
             on_finished=self._on_finished,
         )
         requests = self.live_requests = LiveRequests(
-            proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
+            proxy.clients,
+            partial(_slots, self._proxy_config.rules.prefix),
+            needs_key=lambda: proxy.keys.needed,
         )
         batch_routes: Sequence[BaseRoute] = ()
         if self._options.batches is not None:
@@ -263,6 +268,7 @@ class ServiceHost:
             self._last_hour,
             partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
+            own_log=self.own_log,
             more_routes=batch_routes,
         )
         proxy.control = control.endpoint

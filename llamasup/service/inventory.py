@@ -16,9 +16,7 @@ from llamasup.models.debounce import DebouncePolicy, debounce_by_age
 from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule
 from llamasup.models.search import Search, known_caches, search_models
-from llamasup.planning.facts import DEMO, demo_file
-
-__all__ = ["ModelInventory", "SearchPaths", "build_inventory", "read_inventory", "search_paths"]
+from llamasup.planning.demo import DEMO, demo_file
 
 
 class SearchPaths(Struct, frozen=True):
@@ -26,6 +24,7 @@ class SearchPaths(Struct, frozen=True):
 
     folders: tuple[Path, ...]
     paths: tuple[str, ...]
+    follow_links: bool = False
 
 
 class ModelInventory(Struct, frozen=True):
@@ -48,7 +47,7 @@ def read_inventory(config: Config, before: Search | None = None) -> ModelInvento
     Raises ConfigInvalid for invalid names.
     """
     paths = search_paths(config)
-    search = search_models(paths.folders, paths.paths)
+    search = search_models(paths.folders, paths.paths, follow_links=paths.follow_links)
     if before is None:
         return build_inventory(config, search)
     search, settles_in_s = _settled(before, search)
@@ -85,6 +84,7 @@ def search_paths(config: Config, environ: Mapping[str, str] = os.environ) -> Sea
     return SearchPaths(
         tuple(dict.fromkeys((*config.models_dir, *known_caches(config.caches, environ)))),
         tuple(dict.fromkeys((*models, *attachments))),
+        config.follow_links,
     )
 
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from llamasup.peers.static import StaticMembership
     from llamasup.pool.upgrade.upgrade import Upgrade
 
-__all__ = ["Configured", "HostedModels", "Source"]
-
 _log = logging.getLogger(__name__)
 
 # A reload does not apply these: listeners and connections exist by then.
@@ -322,8 +320,7 @@ class HostedModels:
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(
-                "%s: changed in the config, but applied only at the next start.\n  → Restart llamasup.",
-                ", ".join(changes.next_start),
+                "The config has changed. Restart llamasup to apply: %s", ", ".join(changes.next_start)
             )
         if not changes:
             self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
@@ -462,7 +459,7 @@ class HostedModels:
         if not (paths.folders or paths.paths):
             return
         first = self._configured.inventory.search
-        async with ModelWatch(paths.folders, paths.paths, first) as watch:
+        async with ModelWatch(paths.folders, paths.paths, first, follow_links=paths.follow_links) as watch:
             async for search in watch.changes():
                 async with self._reload_lock:
                     if self._applied.is_set():
@@ -520,7 +517,7 @@ class HostedModels:
     def _log_problems(self, inventory: ModelInventory) -> None:
         """Log each problem once while it lasts."""
         for problem in inventory.registry.problems:
-            if problem not in self._problems:
+            if problem not in self._problems and not problem.quiet:
                 _log.warning("%s", "\n  → ".join(filter(None, (problem.message, problem.remedy))))
         self._problems = frozenset(inventory.registry.problems)
         for note in inventory.notes:

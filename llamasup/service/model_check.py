@@ -21,8 +21,6 @@ from llamasup.pool.estimate import SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
 from llamasup.settings.model import ModelEntry
 
-__all__ = ["RejectedModel", "rejected_flags", "rejected_models", "rejection"]
-
 _OWN_CODES = {65, 66, 69, 71}  # problems of a model or of the machine, not of the config
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 

@@ -98,7 +98,7 @@ class ModelFiles:
             return partial(self._fetch, spec.id, spec.source)
         spec = managed.spec
         if spec.problem:
-            raise ModelInvalid(spec.public_problem(spec.problem))
+            raise ModelInvalid(spec.public_problem(spec.problem), remedy=spec.redacted(spec.remedy))
         return partial(self._fetch, name, spec.source if spec.is_remote else None)
 
     async def _fetch(self, name: str, source: str | None, listener: Listener) -> None:

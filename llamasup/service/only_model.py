@@ -27,8 +27,6 @@ from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, RestartRequested, State
 from llamasup.system.process.log_tail import LogFiles
 
-__all__ = ["HostedModel"]
-
 
 class _Given:
     """The ``Sizer`` of a model that shares no memory."""
@@ -104,7 +102,7 @@ class HostedModel:
         runner = self.runner
         if runner is None or runner.instance.state is not State.FAILED:
             return None
-        return failure_of(runner.instance, self._exit_code_of_child(runner))
+        return failure_of(runner.instance, self._exit_code_of_child(runner), log=runner.log_path)
 
     def ask_stop(self, *, now: bool) -> None:
         self._stopping = True

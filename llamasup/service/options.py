@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
@@ -29,32 +29,22 @@ from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.repair.kinds import NO_REPAIRS, repairs_of
 from llamasup.settings.model import Repair
-from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS, Batches
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.states import Policy
+from llamasup.settings.sections import USAGE_KEEP_DAYS, Batches
+from llamasup.settings.units import Size
+from llamasup.supervision.states import Policy, PolicyOptions
 from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
-
-__all__ = [
-    "ListenOptions",
-    "ServiceOptions",
-    "ServiceSpec",
-    "WrapOptions",
-    "check_address",
-    "inherited_listeners",
-    "load_tls",
-    "ollama_listener",
-    "open_listeners",
-    "proxy_config",
-    "require_key_if_reachable",
-    "wrap_spec",
-]
-
+from llamasup.system.hardware.probe import hardware
 
 # llama-server's defaults (b11434).
 _TIMEOUT_S = 3600.0
 _BODY_BYTES = 100 * MIB
+_UNBOUNDED = 1 << 62  # bytes; a share of it cannot be set
 _FORM_BYTES = MIB  # around the file of an upload
+
+
+def largest_body(memory_bytes: int) -> int:
+    """The largest body, if the user sets none: llama-server's, where four of them take 1/16 of the memory."""
+    return min(_BODY_BYTES, max(Limits().body_bytes, memory_bytes // 64))
 
 
 class ServiceSpec(Struct, frozen=True):
@@ -73,7 +63,7 @@ class ServiceSpec(Struct, frozen=True):
     """Exit with llama-server's exit code."""
 
 
-class ServiceOptions(Struct, frozen=True, kw_only=True):
+class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of all services. Times in seconds."""
 
     insecure_no_auth: bool = False
@@ -81,12 +71,12 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """Names accepted in Host, besides loopback names and the listening address."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests, as ``https://name[:port]``."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of reverse proxies, or ``unix``."""
     remote_media: tuple[str, ...] = ()
     """Hosts from which llama-server may fetch media URLs of requests; ``any``: every host."""
-    max_concurrent: int | None = None
-    """Requests that run at the same time; None: the number of slots."""
-    max_queued: int = 256
-    """Requests that may wait for a slot or a generation."""
+    max_body: Size | None = None
+    """The largest body of a request; None: ``largest_body``."""
     request_timeout_s: float | None = None
     """From the last byte of the request to the last byte of the answer; None: no limit."""
     stream_keepalive: bool = False
@@ -101,22 +91,8 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How many days of it are kept, with today."""
     batches: Batches | None = None
     """Serve the API for batches (``batch/api/``)."""
-    warm_up: bool = True
-    wait_timeout_s: float = 120.0
-    continue_streams: bool = False
-    """Continue streamed answers after the end of their llama-server (``continuation/``)."""
     repair: Repair | None = None
     """Repair requests and answers (``repair/``); None: off."""
-    drain_timeout_s: float = 30.0
-    stop_timeout_s: float = 10.0
-    stall_timeout_s: float = 120.0
-    """A start without progress for this long counts as hung."""
-    slots_disk_bytes: int = SLOTS_BYTES
-    """Disk space for the saved slots of stopped servers (``Settings.keep_slots``)."""
-    slots_timeout_s: float = 10.0
-    """Limit for saving slots before a server ends, and for restoring them before it serves."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
     """Listening sockets to use instead of opening an address; the service closes them."""
@@ -125,30 +101,24 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
         """Raises UsageInvalid for invalid host names and origins."""
         return ProxyConfig(
             hosts=tuple(map(allowed_host, self.hosts)),
+            machine=socket.gethostname(),
+            trusted_proxies=self.trusted_proxies,
             origins=tuple(map(allowed_origin, self.origins)),
             remote_media=tuple(map(allowed_media_host, self.remote_media)),
             route_by_model=False,
             holds_bodies=repairs_of(self.repair) is not NO_REPAIRS,
             request_timeout_s=self.request_timeout_s,
             stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
+            limits=Limits().for_bodies(
+                largest_body(hardware().memory_total_bytes)
+                if self.max_body is None
+                else self.max_body.of(_UNBOUNDED)
+            ),
         )
 
     def shared_policy(self) -> Policy:
-        return Policy(
-            warm_up=self.warm_up,
-            wait_timeout_s=self.wait_timeout_s,
-            max_concurrent=self.max_concurrent,
-            max_queued=self.max_queued,
-            continue_streams=self.continue_streams,
-            repairs=repairs_of(self.repair),
-            drain_timeout_s=self.drain_timeout_s,
-            stop_timeout_s=self.stop_timeout_s,
-            stall_timeout_s=self.stall_timeout_s,
-            slots_disk_bytes=self.slots_disk_bytes,
-            slots_timeout_s=self.slots_timeout_s,
-            restart=self.restart,
-            liveness=self.liveness,
-        )
+        shared = {name: getattr(self, name) for name in PolicyOptions.__struct_fields__}
+        return Policy(**shared, repairs=repairs_of(self.repair))
 
 
 class WrapOptions(ServiceOptions, frozen=True):
@@ -198,14 +168,15 @@ def wrap_spec(options: WrapOptions) -> ServiceSpec:
             line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file"
         )
     tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
-    timeout_s = line.timeout_s or _TIMEOUT_S
+    timeout_s, shared = line.timeout_s or _TIMEOUT_S, options.shared_proxy()
+    body_bytes = _BODY_BYTES if options.max_body is None else options.max_body.of(_UNBOUNDED)
     limits = Limits(
-        body_bytes=_BODY_BYTES,
+        body_bytes=body_bytes,
         head_s=timeout_s,
         body_idle_s=timeout_s,
         body_rate_bytes=1,
-        bodies_bytes=8 * _BODY_BYTES,
-        bodies_per_client_bytes=8 * _BODY_BYTES,
+        bodies_bytes=8 * body_bytes,
+        bodies_per_client_bytes=8 * body_bytes,
         send_stall_s=timeout_s,
         connections_per_client=Limits().connections,  # no limit of its own, like llama-server
     )
@@ -223,14 +194,14 @@ def wrap_spec(options: WrapOptions) -> ServiceSpec:
             else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
         ),
         proxy=replace(
-            options.shared_proxy(),
+            shared,
             api_keys=wrapping.api_keys if options.strict else (),
             rules=HeadRules(
                 transparent=not options.strict,
                 credentials=not wrapping.needs_own_key,
                 prefix=line.api_prefix.encode(),
             ),
-            limits=Limits() if options.strict else limits,
+            limits=shared.limits if options.strict else limits,
         ),
         passes_exit_code=True,
     )
@@ -342,16 +313,16 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
     shared, batches = options.shared_proxy(), options.batches
-    limits = shared.limits
+    limits, console = shared.limits, not options.no_ui
     if batches is not None:
-        limits = replace(limits, file_bytes=batches.max_file.of(1 << 62) + _FORM_BYTES)
+        limits = replace(limits, file_bytes=batches.max_file.of(_UNBOUNDED) + _FORM_BYTES)
     return replace(
         shared,
         api_keys=options.api_keys,
         key_file=key_file,
         route_by_model=route_by_model,
-        console=not options.no_ui,
-        rules=replace(shared.rules, batches=batches is not None),
+        console=console,
+        rules=replace(shared.rules, batches=batches is not None, data_only=route_by_model and console),
         limits=limits,
     )
 

@@ -25,15 +25,12 @@ from llamasup.http.context_end import ContextWindow
 from llamasup.http.rpc_address import refuse_reachable
 from llamasup.llama_server.answers import Health
 from llamasup.llama_server.client import PROBE_TIMEOUT_S, Prober
-from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.draft_log import Drafted
-from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
 from llamasup.llama_server.rpc.relay import Relay, Stream, server_context
 from llamasup.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
 from llamasup.llama_server.rpc.workers import TunnelFiles
-from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
+from llamasup.observability.own_log import OwnLog
 from llamasup.proxy.listeners.bind import bind
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.settings.address_kinds import Listen
@@ -49,7 +46,7 @@ from llamasup.supervision.events import (
 )
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.plan_protocol import ChildPlan
+from llamasup.supervision.plan_protocol import ChildPlan, FixedPlanner
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import (
     Instance,
@@ -101,7 +98,7 @@ class RpcWorkerOptions(Struct, frozen=True, kw_only=True):
         )
 
 
-class WorkerPlanner:
+class WorkerPlanner(FixedPlanner):
     """Plans each generation with the memory that is free then."""
 
     def __init__(
@@ -122,34 +119,10 @@ class WorkerPlanner:
         return WorkerPlan(
             line.argv,
             worker_environment(self._environ, self._found.path, str(self._folder)),
-            TcpAddress(host, port),
-            line.limit_bytes,
-            line.reasons,
+            address=TcpAddress(host, port),
+            limit_bytes=line.limit_bytes,
+            reasons=line.reasons,
         )
-
-    def step_down(self, made: WorkerPlan, diagnosis: Diagnosis) -> Adjustment | None:
-        """None: a worker holds what its llama-server gives it."""
-        return None
-
-    def load_facts(self, made: WorkerPlan) -> LoadFacts:
-        return LoadFacts()
-
-    def served(
-        self,
-        made: WorkerPlan,
-        log: Sequence[str],
-        *,
-        resident_bytes: int | None,
-        generated: bool,
-        times: LoadTimes | None = None,
-    ) -> None:
-        """Keeps nothing: there is nothing to plan."""
-
-    def name_lost(self, made: WorkerPlan, diagnosis: Diagnosis) -> Diagnosis:
-        return diagnosis
-
-    def drafted(self, made: WorkerPlan, drafted: Drafted) -> None:
-        """Keeps nothing: there is nothing to plan."""
 
 
 class WorkerProber(Prober):
@@ -227,6 +200,7 @@ class RpcWorker:
         self.on_request: Callable[..., None] | None = None
         self.on_slow_request: Callable[..., None] | None = None
         self.on_asked: Callable[[str, str], None] | None = None
+        self.own_log = OwnLog()
         self.stops_asked = 0
         self.runner: InstanceRunner | None = None
         self._bus = bus
@@ -279,7 +253,7 @@ class RpcWorker:
                             self._report_ready(ready_file, tunnel)
                         await runner.until(self._is_over)
                         if runner.instance.state is State.FAILED:
-                            error = failure_of(runner.instance)
+                            error = failure_of(runner.instance, log=runner.log_path)
                     finally:
                         for task in running:
                             task.cancel()

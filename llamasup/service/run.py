@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from msgspec import field
 
 from llamasup.http.address import Address
+from llamasup.llama_server.foreign_words import ignored_variables
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
 from llamasup.pool.starter import Starter
@@ -34,6 +36,8 @@ from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.process.ready_file import remove_stale
 
 __all__ = ["RunOptions", "Service", "WrapOptions"]
+
+_log = logging.getLogger(__name__)
 
 _NOWHERE = Path("/nonexistent")
 
@@ -73,6 +77,8 @@ class Service(ServiceHost):
                 environ=os.environ if environ is None else environ,
             )
             Planner(launch, _NOWHERE).check()
+            if ignored := ignored_variables(launch.environ, launch.runtime.capabilities):
+                _log.warning("%s", ignored)
             self._spec = _run_spec(options, launch, proxy)
         else:
             self.launch = options.wrapping

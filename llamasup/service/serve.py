@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.http.address import Address
+from llamasup.llama_server.foreign_words import ignored_variables
 from llamasup.pool.model import policy_for
 from llamasup.service.config_source import ConfigSource, ServeOptions, serve_options
 from llamasup.service.hosting import ServiceHost, sweep_and_check
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from llamasup.control.interface import ConfigAccess
 
 __all__ = ["ConfigSource", "ServeOptions", "ServeService", "serve_options"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class ServeService(ServiceHost):
@@ -37,6 +42,8 @@ class ServeService(ServiceHost):
         self._source = ConfigSource(options, os.environ if environ is None else environ)
         self._configured = self._source.first()
         self._source.check_all(self._configured)
+        if ignored := ignored_variables(self._source.environ):
+            _log.warning("%s", ignored)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
         super().__init__(

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llamasup.errors import UsageInvalid
-from llamasup.settings.kinds import InvalidValue, ValueKind
+from llamasup.settings.kinds import InvalidValue, Names, ValueKind
 
 if TYPE_CHECKING:
     from llamasup.http.address import Address
-
-__all__ = ["HostName", "Listen", "MediaHost", "Origin", "RpcWorker", "worker_identity"]
 
 _HOST_PORT = r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})"
 
@@ -23,9 +21,8 @@ _HOST_PORT = r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})"
 class Listen(ValueKind, frozen=True):
     """An address to listen on. The reader makes the path of a socket absolute."""
 
-    @property
-    def allowed(self) -> str:
-        return "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
+    allowed: ClassVar[str] = "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
+    names: ClassVar[Names] = "path"
 
     def parse(self, text: str) -> Address:
         from llamasup.http.address import TcpAddress, UnixAddress
@@ -59,9 +56,7 @@ def _why_not_an_address(text: str) -> str:
 
 
 class HostName(ValueKind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "a host name without a port, such as llm.example.net"
+    allowed: ClassVar[str] = "a host name without a port, such as llm.example.net"
 
     def parse(self, text: str) -> str:
         from llamasup.http.address import allowed_host
@@ -73,9 +68,7 @@ class HostName(ValueKind, frozen=True):
 
 
 class Origin(ValueKind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "an origin such as https://chat.example.net"
+    allowed: ClassVar[str] = "an origin such as https://chat.example.net"
 
     def parse(self, text: str) -> str:
         from llamasup.http.address import allowed_origin
@@ -89,9 +82,8 @@ class Origin(ValueKind, frozen=True):
 class MediaHost(ValueKind, frozen=True):
     """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
 
-    @property
-    def allowed(self) -> str:
-        return "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
+    allowed: ClassVar[str] = "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
+    names: ClassVar[Names] = "host"
 
     def parse(self, text: str) -> str:
         from llamasup.http.address import ANY_HOST, allowed_media_host
@@ -104,12 +96,29 @@ class MediaHost(ValueKind, frozen=True):
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
 
 
+class ProxyAddress(ValueKind, frozen=True):
+    allowed: ClassVar[str] = "an address or a network such as 10.0.0.0/8, or unix for Unix sockets"
+    names: ClassVar[Names] = "host"
+
+    def parse(self, text: str) -> str:
+        from llamasup.http.forwarded import UNIX, proxy_network
+
+        try:
+            return text if text == UNIX else str(proxy_network(text))
+        except ValueError as error:
+            raise InvalidValue(str(error)) from None
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
 class RpcWorker(ValueKind, frozen=True):
     """The address of an RPC worker, as text. ``http.rpc_address`` checks that it is private."""
 
-    @property
-    def allowed(self) -> str:
-        return "HOST:PORT of a loopback or private address such as 10.0.0.2:50052, or tls://HOST:PORT"
+    allowed: ClassVar[str] = (
+        "HOST:PORT of a loopback or private address such as 10.0.0.2:50052, or tls://HOST:PORT"
+    )
+    names: ClassVar[Names] = "host"
 
     def parse(self, text: str) -> str:
         from llamasup.http.rpc_address import parse_worker

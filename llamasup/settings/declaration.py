@@ -12,10 +12,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from llamasup.settings.kinds import Kind
+from llamasup.settings.kinds import Kind, Names
 from llamasup.settings.units import Size, duration_text
-
-__all__ = ["Flag", "Setting", "SettingGroup", "default_text", "settings_of"]
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +41,8 @@ class Setting(msgspec.Struct, frozen=True):
 
     ``default``: the value that applies if none is set, or a text that describes it; None if it is the default
     of the field. ``flag``: its option; None: it has none. ``of_name``: it belongs to the model's name, not to
-    its processes, so the names of one file can have different values.
+    its processes, so the names of one file can have different values. ``names``: what a value names outside
+    of llamasup, if the kind does not say it.
     """
 
     kind: Kind
@@ -51,6 +50,12 @@ class Setting(msgspec.Struct, frozen=True):
     default: Any = None
     flag: Flag | None = None
     of_name: bool = False
+    names: Names = ""
+
+    @property
+    def outside(self) -> Names:
+        """What a value names outside of llamasup."""
+        return self.names or self.kind.names
 
 
 def _yaml_key(field: str) -> str:

@@ -8,37 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from llamasup.settings.names import MAX_LETTERS, NAME, is_pattern, why_not_a_name
+from llamasup.settings.names import MAX_LETTERS, NAME, is_pattern, why_not_a_name, why_not_an_alias
 from llamasup.settings.units import DURATION, PERCENT, SIZE, Size, read_duration, read_size
 
-__all__ = [
-    "Boolean",
-    "Endpoint",
-    "FilePath",
-    "Integer",
-    "IntegerOr",
-    "InvalidValue",
-    "Kind",
-    "Many",
-    "Name",
-    "Named",
-    "NodeUrl",
-    "OneOf",
-    "Parameters",
-    "Repo",
-    "RuntimeName",
-    "ScalarKind",
-    "Section",
-    "SizeText",
-    "Text",
-    "Time",
-    "Url",
-    "ValueKind",
-]
+Names = Literal["", "nothing", "program", "path", "host", "flags", "rights"]
+"""What a value names outside of llamasup: a program that is started, a path that is read or written, a host
+that gets secrets or is in the private network, or flags of llama-server. ``rights``: who may do what. Empty:
+a kind that holds anything, so the setting says it.
+"""
 
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
@@ -65,6 +46,8 @@ class ScalarKind(Protocol):
     def needs_plain(self) -> bool: ...
     @property
     def hidden(self) -> bool: ...
+    @property
+    def names(self) -> Names: ...
 
     def parse(self, text: str) -> Any:
         """Raises InvalidValue."""
@@ -76,18 +59,21 @@ class ScalarKind(Protocol):
 class ValueKind(msgspec.Struct, frozen=True):
     """The usual answers of a ``ScalarKind``."""
 
-    @property
-    def needs_plain(self) -> bool:
-        return False
+    needs_plain: ClassVar[bool] = False
+    hidden: ClassVar[bool] = False
 
     @property
-    def hidden(self) -> bool:
-        return False
+    def names(self) -> Names:
+        return "nothing"
 
 
 class Text(ValueKind, frozen=True):
     allowed: str = "text"
     pattern: str = ""
+
+    @property
+    def names(self) -> Names:
+        return "nothing" if self.pattern else ""
 
     def parse(self, text: str) -> str:
         if not text or "\0" in text or (self.pattern and not re.fullmatch(self.pattern, text)):
@@ -101,13 +87,8 @@ class Text(ValueKind, frozen=True):
 
 
 class Boolean(ValueKind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "true or false"
-
-    @property
-    def needs_plain(self) -> bool:
-        return True
+    allowed: ClassVar[str] = "true or false"
+    needs_plain: ClassVar[bool] = True
 
     def parse(self, text: str) -> bool:
         if text not in ("true", "True", "TRUE", "false", "False", "FALSE"):
@@ -121,16 +102,13 @@ class Boolean(ValueKind, frozen=True):
 class Integer(ValueKind, frozen=True):
     minimum: int = 0
     maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
+    needs_plain: ClassVar[bool] = True
 
     @property
     def allowed(self) -> str:
         if self.maximum == 1 << 31:
             return f"a whole number, {self.minimum} or more"
         return f"a whole number from {self.minimum} to {self.maximum}"
-
-    @property
-    def needs_plain(self) -> bool:
-        return True
 
     def parse(self, text: str) -> int:
         if not re.fullmatch(_WHOLE, text):
@@ -225,6 +203,18 @@ class SizeText(ValueKind, frozen=True):
 # --- names -------------------------------------------------------------------------------------------
 
 
+class Alias(ValueKind, frozen=True):
+    allowed: ClassVar[str] = "a name of printable characters without * and ?"
+
+    def parse(self, text: str) -> str:
+        if why := why_not_an_alias(text):
+            raise InvalidValue(f"it {why.partition(';')[0]}")
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": r"^(?! )[^\x00-\x1f\x7f*?]+(?<! )$", "maxLength": MAX_LETTERS}
+
+
 class Name(ValueKind, frozen=True):
     """A model's name; ``pattern``: wildcards are allowed."""
 
@@ -248,9 +238,7 @@ class Name(ValueKind, frozen=True):
 
 
 class Repo(ValueKind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "org/repo or org/repo:quant"
+    allowed: ClassVar[str] = "org/repo or org/repo:quant"
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(_REPO, text) or ".." in text:
@@ -266,10 +254,7 @@ class Url(ValueKind, frozen=True):
 
     allowed: str = "an https URL of a .gguf file"
     pattern: str = r"https?://[^\s/?#@]+(?:/\S*)?"
-
-    @property
-    def hidden(self) -> bool:  # a URL may hold a password, or a token in its query
-        return True
+    hidden: ClassVar[bool] = True  # a URL may hold a password, or a token in its query
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
@@ -283,27 +268,24 @@ class Url(ValueKind, frozen=True):
 class Endpoint(Url, frozen=True):
     allowed: str = "the URL of a mirror, such as https://hub.example.net"
     pattern: str = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
+    names: ClassVar[Names] = "host"
 
     def parse(self, text: str) -> str:
         return Url.parse(self, text).rstrip("/")
 
 
-class NodeUrl(Url, frozen=True):
+class NodeUrl(Endpoint, frozen=True):
     """``consistency`` decides where http is allowed."""
 
     allowed: str = "the URL of another llamasup, such as https://desk.example.net:8080"
     pattern: str = r"https?://[^\s/?#@]+/?"
 
-    def parse(self, text: str) -> str:
-        return Url.parse(self, text).rstrip("/")
-
 
 class RuntimeName(ValueKind, frozen=True):
     """None for ``auto``. The reader makes a path absolute."""
 
-    @property
-    def allowed(self) -> str:
-        return "auto, embedded, or the path or name of a llama-server"
+    allowed: ClassVar[str] = "auto, embedded, or the path or name of a llama-server"
+    names: ClassVar[Names] = "program"
 
     def parse(self, text: str) -> str | None:
         if not text or "\0" in text:
@@ -328,6 +310,7 @@ class FilePath(msgspec.Struct, frozen=True):
     literal: tuple[str, ...] = ()
     hidden: bool = False
     as_text: bool = False
+    names: ClassVar[Names] = "path"
 
 
 class Many(msgspec.Struct, frozen=True):
@@ -356,6 +339,10 @@ class Many(msgspec.Struct, frozen=True):
     def allowed(self) -> str:
         return f"a list, each {self.kind.allowed}"
 
+    @property
+    def names(self) -> Names:
+        return self.kind.names
+
 
 class Section(msgspec.Struct, frozen=True):
     """A mapping with the keys of a Struct. ``name``: in the JSON Schema, if it is not that of the Struct.
@@ -365,6 +352,7 @@ class Section(msgspec.Struct, frozen=True):
     keys: type[msgspec.Struct]
     name: str = ""
     short: str = ""
+    names: ClassVar[Names] = "nothing"
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -373,11 +361,16 @@ class Named(msgspec.Struct, frozen=True):
     of: Section | Many
     pattern: bool = False
 
+    @property
+    def names(self) -> Names:
+        return self.of.names
+
 
 class Parameters(msgspec.Struct, frozen=True):
     """A mapping of request parameters (``settings/parameters.py``) to values as in JSON."""
 
     allowed: str = "parameters, such as temperature: 0.6"
+    names: ClassVar[Names] = "nothing"
 
 
 Kind = ScalarKind | FilePath | Many | Section | Named | Parameters

@@ -13,29 +13,18 @@ from msgspec import structs
 from llamasup.settings.address_kinds import RpcWorker, worker_identity
 from llamasup.settings.declaration import Flag, Setting, SettingGroup, settings_of
 from llamasup.settings.kinds import (
+    Alias,
     Boolean,
     FilePath,
     Integer,
     IntegerOr,
     Many,
-    Name,
     OneOf,
     Repo,
     Text,
     Time,
     Url,
 )
-
-__all__ = [
-    "OF_NAME",
-    "FlashAttn",
-    "GpuLayers",
-    "ModelEntry",
-    "ModelSettings",
-    "Profile",
-    "Repair",
-    "Settings",
-]
 
 FlashAttn = Literal["on", "off", "auto"]
 Profile = Literal["latency", "throughput", "memory", "plain"]
@@ -186,7 +175,12 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     ] = None
     extra: Annotated[
         tuple[str, ...] | None,
-        Setting(Many(Text(), or_one=False), "Flags for llama-server, passed on unchanged.", "none"),
+        Setting(
+            Many(Text(), or_one=False),
+            "Flags for llama-server, passed on unchanged.",
+            "none",
+            names="flags",
+        ),
     ] = None
     nice: Annotated[
         int | None,
@@ -356,7 +350,7 @@ class ModelEntry(ModelSettings, frozen=True, kw_only=True):
         str | None, Setting(Repo(), "The repository on the hub to download the model from.", "none")
     ] = None
     url: Annotated[str | None, Setting(Url(), "The URL to download the model from.", "none")] = None
-    aliases: Annotated[tuple[str, ...], Setting(Many(Name()), "Other names of the model.", "none")] = ()
+    aliases: Annotated[tuple[str, ...], Setting(Many(Alias()), "Other names of the model.", "none")] = ()
     where: str = ""
     """FILE:LINE of the entry."""
 

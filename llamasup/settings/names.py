@@ -9,8 +9,6 @@ import msgspec
 
 from llamasup.errors import UsageInvalid
 
-__all__ = ["FORBIDDEN", "MAX_LETTERS", "NAME", "Names", "is_pattern", "names_of", "why_not_a_name"]
-
 MAX_LETTERS = 256
 """Longer names are invalid, and expensive to compare."""
 
@@ -32,6 +30,17 @@ def why_not_a_name(name: str) -> str:
     if name.startswith("/"):
         return "begins with '/', like an absolute path"
     return ""
+
+
+def why_not_an_alias(name: str) -> str:
+    """Why a further name is invalid; empty if it is valid. It names no file, so it may have any letters."""
+    if is_pattern(name):
+        return "is a pattern, not a name"
+    if not name or len(name) > MAX_LETTERS:
+        return why_not_a_name(name)
+    if bad := next((letter for letter in name if not letter.isprintable()), ""):
+        return f"contains {bad!r}, which is not printable"
+    return "" if name == name.strip() else "begins or ends with a space"
 
 
 def is_pattern(name: str) -> bool:

@@ -10,11 +10,9 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from llamasup.settings.kinds import InvalidValue, ValueKind
-
-__all__ = ["ANSWER_LENGTHS", "ParameterName", "check_parameter", "names_of", "plain_value"]
 
 ANSWER_LENGTHS: Final = ("max_tokens", "n_predict", "max_completion_tokens", "max_output_tokens")
 """Names of one parameter in several APIs: the most tokens of an answer."""
@@ -111,9 +109,7 @@ _CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is 
 class ParameterName(ValueKind, frozen=True):
     """The name of a parameter that a virtual model may change."""
 
-    @property
-    def allowed(self) -> str:
-        return "the name of a request parameter, such as temperature"
+    allowed: ClassVar[str] = "the name of a request parameter, such as temperature"
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(_NAME, text):

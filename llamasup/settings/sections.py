@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 from llamasup.http.address import Address
-from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin
+from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin, ProxyAddress
 from llamasup.settings.declaration import Setting, SettingGroup
 from llamasup.settings.kinds import (
     Boolean,
@@ -97,8 +97,16 @@ class Auth(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     insecure_no_auth: Annotated[
-        bool, Setting(Boolean(), "Allow listening on addresses that other machines can reach, without a key.")
+        bool,
+        Setting(
+            Boolean(),
+            "Allow listening on addresses that other machines can reach, without a key.",
+            names="rights",
+        ),
     ] = False
+
+
+ApiConfig = Literal["safe", "full"]
 
 
 class Http(SettingGroup, frozen=True, kw_only=True):
@@ -115,12 +123,28 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     allow_origins: Annotated[
         tuple[str, ...], Setting(Many(Origin()), "Origins of web pages that may send requests.", "none")
     ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Setting(
+            Many(ProxyAddress()),
+            "Reverse proxies whose X-Forwarded-For names the client, for limits, turns and logs.",
+            "none",
+        ),
+    ] = ()
     remote_media: Annotated[
         tuple[str, ...],
         Setting(
             Many(MediaHost()), "Hosts from which llama-server may fetch the media URLs of requests.", "false"
         ),
     ] = ()
+    max_body: Annotated[
+        Size | None,
+        Setting(
+            SizeText(percent=False),
+            "The largest body of a request. llama-server itself accepts 100 MiB.",
+            "100MiB, or 1/64 of the memory if that is less, but at least 32MiB",
+        ),
+    ] = None
     tls_cert: Annotated[
         Path | None,
         Setting(FilePath("the path of a PEM file"), "The certificate and its chain, to serve https.", "none"),
@@ -153,6 +177,15 @@ class Http(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
+    api_config: Annotated[
+        ApiConfig,
+        Setting(
+            OneOf(get_args(ApiConfig)),
+            "What a config that comes through an address for clients, or from the console, may change. safe: "
+            "nothing that names a program, a path, a host or flags. full: these too.",
+            names="rights",
+        ),
+    ] = "safe"
 
 
 class Ollama(SettingGroup, frozen=True, kw_only=True):
@@ -179,7 +212,7 @@ class PeerEntry(SettingGroup, frozen=True, kw_only=True):
         Path | None,
         Setting(
             FilePath("the path of a file with a key", hidden=True),
-            "The file with its API key for this node, alone. The right inference is enough.",
+            "The file with its API key for this node, alone. There, it has the rights inference,node.",
             "none; required for other machines",
         ),
     ] = None
@@ -222,7 +255,7 @@ class VirtualEntry(SettingGroup, frozen=True, kw_only=True):
     ] = ()
     system: Annotated[
         str | None,
-        Setting(Text(), "Text in front of the system prompt of each chat.", "none"),
+        Setting(Text(), "Text in front of the system prompt of each chat.", "none", names="nothing"),
     ] = None
 
 
@@ -255,7 +288,7 @@ class Downloads(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     private_addresses: Annotated[
-        bool, Setting(Boolean(), "Allow downloads from private addresses, and over http.")
+        bool, Setting(Boolean(), "Allow downloads from private addresses, and over http.", names="host")
     ] = False
     parallel: Annotated[int, Setting(Integer(1, 16), "The number of connections for one file.")] = 4
 
@@ -289,7 +322,10 @@ class Batches(SettingGroup, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, Setting(Boolean(), "Serve /v1/files and /v1/batches.")] = False
     folder: Annotated[
-        Path | None, Setting(FilePath("a folder"), "The folder of the files.", "one in the state folder")
+        Path | None,
+        Setting(
+            FilePath("a folder"), "The folder of the files: a new or an empty one.", "one in the state folder"
+        ),
     ] = None
     max_file: Annotated[Size, Setting(SizeText(percent=False), "The largest file of a client.")] = Size(
         bytes=512 << 20
@@ -382,6 +418,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         Setting(
             Text("HOST:PORT, or auto"),
             "The head of the Ray cluster to which this machine belongs. auto: found here.",
+            names="host",
         ),
     ] = "auto"
     listen: Annotated[

@@ -6,8 +6,6 @@ import re
 
 import msgspec
 
-__all__ = ["DURATION", "PERCENT", "SIZE", "Size", "duration_text", "read_duration", "read_size"]
-
 _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
 # Larger units first, each once: 1h30m, not 30m1h.

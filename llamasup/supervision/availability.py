@@ -10,10 +10,10 @@ from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import Instance, State
 
-__all__ = ["NOT_RUNNING", "STOPPING", "is_last", "unavailable"]
-
 STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
-NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load")
+NOT_RUNNING = Unavailable(
+    503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load", absent=True
+)
 _LOADING = "Loading model"
 
 

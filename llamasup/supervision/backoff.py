@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["HALF_OPEN_S", "RestartPolicy", "recent_crashes", "restart_delay_s"]
-
 HALF_OPEN_S = 300.0
 """Interval of the single starts after a crash loop, for services that run unattended (S3)."""
 
@@ -25,9 +23,11 @@ class RestartPolicy(Struct, frozen=True):
     """After a crash loop, one start is tried at this interval; None: never."""
 
 
-def recent_crashes(crashes: tuple[float, ...], now_s: float, policy: RestartPolicy) -> tuple[float, ...]:
-    """The ``crashes`` (times in seconds, oldest first) that still count at ``now_s``."""
-    return tuple(at_s for at_s in crashes if now_s - at_s < policy.window_s)
+def recent_crashes(
+    crashes: tuple[tuple[float, int], ...], now_s: float, policy: RestartPolicy
+) -> tuple[tuple[float, int], ...]:
+    """The ``crashes`` (times in seconds and generations, oldest first) that still count at ``now_s``."""
+    return tuple(crash for crash in crashes if now_s - crash[0] < policy.window_s)
 
 
 def restart_delay_s(crashes: int, *, was_ready: bool, roll: float, policy: RestartPolicy) -> float:

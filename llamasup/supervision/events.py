@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from llamasup.errors import LlamasupError
+from llamasup.errors import GaveUp, LlamasupError, ServerFailed
 from llamasup.http.address import Address, TcpAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment
@@ -84,10 +84,15 @@ class ModelUnloading(Struct, frozen=True):
 
 
 class LoadFailed(Struct, frozen=True):
-    """A requested model cannot be started, and no server of it ran (then there is ``ServerExited``)."""
+    """A model cannot be started, or with ``model`` None llamasup itself."""
 
-    model: str
+    model: str | None
     error: LlamasupError
+
+    @property
+    def follows_exit(self) -> bool:
+        """Whether a ``ServerExited`` with the same diagnosis came before."""
+        return isinstance(self.error, (ServerFailed, GaveUp))
 
 
 class Downloading(Struct, frozen=True):
@@ -168,7 +173,13 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
         case LoadFailed(model, error):
             return _object(
-                "failed", model=model, cause=error.cause, message=error.message, remedy=error.remedy
+                "failed",
+                model=model,
+                cause=error.cause,
+                message=error.message,
+                remedy=error.remedy,
+                exit_code=error.exit_code,
+                **({"details": list(error.details)} if error.details else {}),
             )
         case Downloading(model, done, total, speed):
             return _object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
 from llamasup.planning.ladder import OUT_OF_MEMORY
 from llamasup.supervision.states import Instance
-
-__all__ = ["failure_of", "lacks_memory"]
 
 _LACKS_MEMORY = frozenset({DoesNotFit.cause, *OUT_OF_MEMORY})
 
@@ -16,17 +16,24 @@ def lacks_memory(error: LlamasupError) -> bool:
     return error.cause in _LACKS_MEMORY
 
 
-def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | GaveUp:
-    """``exit_code``: the child's own, if llamasup has to end with the same one."""
+def failure_of(
+    last: Instance, exit_code: int | None = None, *, log: Path | None = None
+) -> ServerFailed | GaveUp:
+    """``exit_code``: the child's own, if llamasup has to end with the same one. ``log``: the file to read if
+    llamasup ends, because its command ``logs`` no longer shows it.
+    """
     diagnosis = last.last
+    remedy = "See its log (llamasup logs)." if diagnosis is None else diagnosis.remedy
+    if log is not None:
+        remedy = remedy.replace("(llamasup logs)", f"({log})")
     if diagnosis is None:
-        return GaveUp("llama-server failed for an unknown reason.", remedy="See its log: llamasup logs.")
+        return GaveUp("llama-server failed for an unknown reason.", remedy=remedy)
     if diagnosis.deterministic:
         return ServerFailed(
             diagnosis.message,
             cause=diagnosis.cause,
             exit_code=diagnosis.exit_code if exit_code is None else exit_code,
-            remedy=diagnosis.remedy,
+            remedy=remedy,
             lines=diagnosis.lines,
         )
     count = len(last.crashes)
@@ -35,6 +42,6 @@ def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | G
     )  # earlier ones expire during half-open intervals
     return GaveUp(
         f"Gave up after {crashes} of llama-server. The last one: {diagnosis.message}",
-        remedy=diagnosis.remedy,
+        remedy=remedy,
         lines=diagnosis.lines,
     )

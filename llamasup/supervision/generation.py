@@ -45,8 +45,6 @@ from llamasup.system.process.spawn import Child, spawn
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
 
-__all__ = ["PUMP_TIMEOUT_S", "Generation", "GenerationContext", "begin"]
-
 PUMP_TIMEOUT_S: Final = 1.0
 _REAP_TIMEOUT_S: Final = 5.0
 _MAX_SIZE_LINES: Final = 400
@@ -167,11 +165,11 @@ class Generation:
             self._slots.cancel()
         self._slots = self.start(work)
 
-    def close(self, why: Unavailable) -> None:
+    def close(self, why: Unavailable, *, crashed: bool) -> None:
         """End the running requests of clients, and those of llamasup: llama-server does not exit while it
         works on one (b11434).
         """
-        self.endpoint.close(why)
+        self.endpoint.close(why, crashed=crashed)
         self._cancel_tasks()
 
     def _cancel_tasks(self) -> None:
@@ -220,6 +218,7 @@ class Generation:
     async def _reap(self) -> None:
         exit_ = await self.child.wait()
         self.exit = exit_
+        explained = self.endpoint.is_explained
         phase, start_failure = self.context.phase(), self.context.start_failure()
         if self._slots is not None:
             # Its connection is closed, too, and its warning belongs before the exit.
@@ -234,6 +233,7 @@ class Generation:
             phase=phase,
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
+            build=self.plan.build,
         )
         if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
             # They answer again once their llama-server has ended.
@@ -241,7 +241,7 @@ class Generation:
             diagnosis = await asyncio.to_thread(self.context.planner.name_lost, self.plan, seen)
         if (phase == "starting" or start_failure is not None) and diagnosis.cause != WORKER_LOST:
             diagnosis = self._adjusted(diagnosis)
-        self.post(states.Exited(self.number, diagnosis))
+        self.post(states.Exited(self.number, diagnosis, explained))
 
     async def clean_up(self) -> None:
         """Close the child's pipe, remove its socket, and end the processes that it left behind."""

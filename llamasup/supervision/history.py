@@ -13,8 +13,6 @@ from msgspec.structs import replace
 
 from llamasup.supervision.states import Event, State
 
-__all__ = ["MAX_RECORDS", "History", "Record"]
-
 MAX_RECORDS = 50
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from llamasup.supervision.states import LIVE, Instance, State
 
-__all__ = ["violations"]
-
 
 def violations(instance: Instance) -> Iterator[str]:
     """The broken invariants, as sentences."""

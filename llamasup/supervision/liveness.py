@@ -23,17 +23,6 @@ from llamasup.llama_server.answers import Health, ServerProgress, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.system.hardware.facts import CpuUsage
 
-__all__ = [
-    "Action",
-    "Checks",
-    "LivenessPolicy",
-    "LivenessState",
-    "Observation",
-    "Traffic",
-    "assess",
-    "required_checks",
-]
-
 
 class LivenessPolicy(Struct, frozen=True):
     """All times in seconds."""

@@ -28,8 +28,6 @@ from msgspec.structs import replace
 from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.system.text import memory_text
 
-__all__ = ["LoadEstimate", "LoadProgress", "Sample", "Stage"]
-
 
 class Stage(IntEnum):
     BEGIN = 0

@@ -13,8 +13,6 @@ from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
 from llamasup.system.hardware.usage import LoadUsage, load_usage
 
-__all__ = ["LoadWatch"]
-
 _STAGES = {"weights": Stage.WEIGHTS, "warm_up": Stage.WARM_UP}
 
 

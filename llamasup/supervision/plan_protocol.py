@@ -1,9 +1,13 @@
-"""The interface between a runner and a planner. There are two planners: for a model and for ``wrap``."""
+"""The interface between a runner and a planner. There are three planners: for a model, for ``wrap`` and for
+an RPC worker. The last two choose no sizes, and share ``FixedPlan`` and ``FixedPlanner``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address
@@ -13,11 +17,11 @@ from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
 
-__all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
+__all__ = ["AnyPlanMaker", "ChildPlan", "FixedPlan", "FixedPlanner", "PlanMaker"]
 
 
 class ChildPlan(Protocol):
-    """How to start, reach and probe one child: ``planning.plan.LaunchPlan`` or ``WrappedPlan``."""
+    """The plan of one child says how to start, reach and probe it: a ``LaunchPlan`` or a ``FixedPlan``."""
 
     @property
     def argv(self) -> Sequence[str]: ...
@@ -44,6 +48,11 @@ class ChildPlan(Protocol):
 
     @property
     def ctx_size(self) -> int | None: ...
+    @property
+    def shared_ctx_size(self) -> int:
+        """The tokens of one context that all slots share; 0: each slot has its own, or that is unknown."""
+        ...
+
     @property
     def slots(self) -> KeptSlots | None:
         """Where the slots are saved; None: nowhere."""
@@ -72,6 +81,11 @@ class ChildPlan(Protocol):
     @property
     def workers(self) -> tuple[str, ...]:
         """The RPC workers that it uses."""
+        ...
+
+    @property
+    def build(self) -> str:
+        """The version of the program; empty: unknown."""
         ...
 
     @property
@@ -113,6 +127,56 @@ class PlanMaker(Protocol[P]):
     def drafted(self, made: P, drafted: Drafted) -> None:
         """Runs in a thread, at the end of the child."""
         ...
+
+
+class FixedPlan(Struct, frozen=True):
+    """A ``ChildPlan`` whose sizes llamasup does not choose."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    address: Address
+    api_key: str | None = None
+    model_class: ModelClass = ModelClass.DECODER
+    checked: bool = False
+    parallel: int | None = None
+    ctx_size: int | None = None
+    shared_ctx_size: int = 0
+    slots: KeptSlots | None = None
+    nice: int | None = None
+    ignores_sigpipe: bool = False
+    device: str | None = None
+    reduced: tuple[Reduction, ...] = ()
+    workers: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
+    build: str = ""
+
+
+class FixedPlanner:
+    """A ``PlanMaker`` without ``plan``, whose plans have no smaller ones. It keeps nothing of their loads."""
+
+    def step_down(self, made: Any, diagnosis: Diagnosis) -> Adjustment | None:
+        return None
+
+    def load_facts(self, made: Any) -> LoadFacts:
+        return LoadFacts()
+
+    def served(
+        self,
+        made: Any,
+        log: Sequence[str],
+        *,
+        resident_bytes: int | None,
+        generated: bool,
+        times: LoadTimes | None = None,
+    ) -> None:
+        """Keeps nothing."""
+
+    def name_lost(self, made: Any, diagnosis: Diagnosis) -> Diagnosis:
+        """Unchanged: the workers of a given command line are not known."""
+        return diagnosis
+
+    def drafted(self, made: Any, drafted: Drafted) -> None:
+        """Keeps nothing."""
 
 
 AnyPlanMaker = PlanMaker[Any]

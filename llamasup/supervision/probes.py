@@ -88,9 +88,11 @@ async def watch_progress(generation: Generation) -> None:
     published: tuple[float | None, ...] = (None, None)
     now_s = asyncio.get_running_loop().time
     posted_s, published_s = now_s(), float("-inf")
-    while generation.context.phase() == "starting":
+    while True:
         elapsed_s = generation.load.progress.elapsed_s
         await asyncio.sleep(min(max(_FIRST_INTERVAL_S, elapsed_s / 4), _SAMPLE_INTERVAL_S))
+        if generation.context.phase() != "starting":
+            return  # no progress after the state `ready`
         seen = generation.load.sample()
         if now_s() - posted_s >= _PROGRESS_INTERVAL_S:
             posted_s = now_s()
@@ -108,7 +110,7 @@ async def watch_progress(generation: Generation) -> None:
 
 
 async def warm_up(generation: Generation) -> None:
-    """Request a first token, embedding or score."""
+    """Request a first token, embedding, score or decision."""
     request = warm_up_request(generation.plan.model_class)
     began_s = asyncio.get_running_loop().time()
     status: int | None = None

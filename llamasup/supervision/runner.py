@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from msgspec.structs import replace
 
-from llamasup.llama_server.diagnosis import Diagnosis, Phase
+from llamasup.llama_server.diagnosis import Diagnosis, Phase, may_be_of_a_request
 from llamasup.models.redaction import redact_paths
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
@@ -36,8 +36,6 @@ from llamasup.system.process.exit import Exit
 
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
-
-__all__ = ["InstanceRunner", "prober_of"]
 
 # Looking up a member of an Enum is a call of a Python function in Python 3.11.
 _READY: Final = State.READY
@@ -261,6 +259,11 @@ class InstanceRunner:
         return self._context.log_path
 
     @property
+    def log_tail(self) -> Sequence[str]:
+        """The last lines of the current generation's log."""
+        return self._generation.pump.tail() if self._generation else ()
+
+    @property
     def pid(self) -> int | None:
         generation = self._generation
         return generation.child.pid if generation and self.instance.alive else None
@@ -285,7 +288,7 @@ class InstanceRunner:
     @property
     def busy(self) -> int:
         """The number of permits in use."""
-        return self._generation.endpoint.busy if self._generation else 0
+        return self._generation.endpoint.taken if self._generation else 0
 
     # --- the task ---------------------------------------------------------------------------------------
 
@@ -347,7 +350,7 @@ class InstanceRunner:
                 self._current.start(probes.record_load)
                 self._current.start(probes.query_context_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
-        has_crashed = bool(after.crashes) and after.crashes[-1:] != before.crashes[-1:]
+        has_crashed = after.crashes[-1:] > before.crashes[-1:]
         if has_crashed and before.ready and self._on_crashed is not None:
             self._on_crashed()
         for holds, waiter in self._waiters:
@@ -374,7 +377,8 @@ class InstanceRunner:
             case states.CloseEndpoint(_, reason, diagnosis):
                 if self._generation is not None:
                     self._generation.kill_reason = diagnosis
-                    self._generation.close(_ended(reason, diagnosis))
+                    crashed = diagnosis is not None and may_be_of_a_request(diagnosis)
+                    self._generation.close(_ended(reason, diagnosis), crashed=crashed)
             case states.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
@@ -430,8 +434,10 @@ class InstanceRunner:
             plan.api_key,
             max_concurrent=_max_concurrent(self.policy, plan),
             held_s=self._held_s,
+            share=plan.shared_ctx_size // (plan.parallel or 1),
             on_permit_free=self.queue.permit_freed,
             on_idle=self.on_idle,
+            on_explained=lambda: self.post(states.CrashExplained(number)),
         )
 
     def _phase(self) -> Phase:

@@ -21,8 +21,6 @@ from llamasup.llama_server.warmup import slot_request
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
 
-__all__ = ["restore_slots", "save_slots"]
-
 _log = logging.getLogger(__name__)
 
 

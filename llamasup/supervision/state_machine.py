@@ -20,11 +20,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.errors import WorkerMissing
-from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis, may_be_of_a_request
 from llamasup.supervision.backoff import recent_crashes, restart_delay_s
 from llamasup.supervision.states import (
     AwaitIdle,
     CloseEndpoint,
+    CrashExplained,
     Drained,
     Effect,
     Event,
@@ -334,17 +335,23 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
         delay_s = restart_delay_s(waits, was_ready=False, roll=transition.roll, policy=policy)
         waiting = transition.with_instance(waits=waits)
         return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
-    crashes = (*recent_crashes(instance.crashes, now_s, policy), now_s)
+    crashes = recent_crashes(instance.crashes, now_s, policy)
+    event = transition.event
+    is_explained = isinstance(event, Exited) and event.explained and may_be_of_a_request(diagnosis)
+    if not is_explained:  # else the first end that its request caused counts, until that is explained, too
+        crashes = (*crashes, (now_s, instance.generation))
     transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
         failed = _settled(transition.instance, State.FAILED)
         return failed, (Report(failed.generation, diagnosis, None, by_us),)
     since_s = instance.half_open_since_s
     is_half_open = since_s is not None and now_s - since_s < policy.window_s
-    if is_half_open or len(crashes) > policy.most_crashes:
+    if not is_explained and (is_half_open or len(crashes) > policy.most_crashes):
         return _give_up(transition, diagnosis, by_us=by_us)
-    transition = transition.with_instance(half_open_since_s=None)
-    delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=transition.roll, policy=policy)
+    if not is_explained:
+        transition = transition.with_instance(half_open_since_s=None)
+    count = max(1, len(crashes))
+    delay_s = restart_delay_s(count, was_ready=instance.ready, roll=transition.roll, policy=policy)
     if delay_s == 0.0:
         return _report_and_restart(transition, diagnosis, by_us=by_us)
     return _report_and_wait(transition, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
@@ -380,15 +387,24 @@ def _settled(instance: Instance, state: State) -> Instance:
     return replace(instance, state=state, timer_id=instance.timer_id + 1, next_start_s=None)
 
 
+def forget_crash(transition: Transition) -> Outcome:
+    assert isinstance(transition.event, CrashExplained)
+    explained = transition.event.generation
+    kept = tuple(crash for crash in transition.instance.crashes if crash[1] != explained)
+    return replace(transition.instance, crashes=kept), ()
+
+
 TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
     {
         State.STOPPED: {
+            CrashExplained: forget_crash,
             StartRequested: reset_and_start,
             StopRequested: ignore,
             KillRequested: ignore,
             RestartRequested: reset_and_start,
         },
         State.STARTING: {
+            CrashExplained: forget_crash,
             StartRequested: ignore,
             StopRequested: terminate,
             KillRequested: kill,
@@ -403,6 +419,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: fail_and_kill,
         },
         State.LOADING: {
+            CrashExplained: forget_crash,
             StartRequested: ignore,
             StopRequested: terminate,
             KillRequested: kill,
@@ -415,6 +432,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: fail_and_kill,
         },
         State.WARMING: {
+            CrashExplained: forget_crash,
             StartRequested: ignore,
             StopRequested: terminate,
             KillRequested: kill,
@@ -429,6 +447,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: warmup_timeout,
         },
         State.READY: {
+            CrashExplained: forget_crash,
             StartRequested: ignore,
             StopRequested: drain,
             KillRequested: kill,
@@ -441,6 +460,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             Exited: unexpected_exit,
         },
         State.DRAINING: {
+            CrashExplained: forget_crash,
             StartRequested: restart_after_exit,
             StopRequested: cancel_restart,
             KillRequested: kill_and_cancel_restart,
@@ -456,6 +476,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: drain_timeout,
         },
         State.STOPPING: {
+            CrashExplained: forget_crash,
             StartRequested: restart_after_exit,
             StopRequested: cancel_restart,
             KillRequested: kill_and_cancel_restart,
@@ -477,6 +498,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: resend_sigterm,
         },
         State.BACKOFF: {
+            CrashExplained: forget_crash,
             StartRequested: restart_now,
             StopRequested: settle,
             KillRequested: settle,
@@ -484,6 +506,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             TimerFired: restart_now,
         },
         State.FAILED: {
+            CrashExplained: forget_crash,
             StartRequested: reset_and_start,
             StopRequested: settle,
             KillRequested: settle,
@@ -529,7 +552,7 @@ def advance(
 def is_stale(instance: Instance, event: Event, *, child_exited: bool = False) -> bool:
     """Whether ``advance`` drops the event, because its child has ended or its timer was replaced."""
     match event:
-        case StartRequested() | StopRequested() | KillRequested() | RestartRequested():
+        case StartRequested() | StopRequested() | KillRequested() | RestartRequested() | CrashExplained():
             return False
         case TimerFired(timer_id):
             return timer_id != instance.timer_id

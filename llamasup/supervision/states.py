@@ -12,46 +12,6 @@ from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 
-__all__ = [
-    "LIVE",
-    "AwaitIdle",
-    "CloseEndpoint",
-    "Drained",
-    "Effect",
-    "Event",
-    "Exited",
-    "Healthy",
-    "Instance",
-    "Kill",
-    "KillRequested",
-    "LivenessFailed",
-    "Loading",
-    "Policy",
-    "Probe",
-    "Progressed",
-    "Report",
-    "RestartRequested",
-    "RestoreSlots",
-    "SaveSlots",
-    "SlotRestoreCorrupted",
-    "SlotsRestored",
-    "SlotsSaved",
-    "Spawn",
-    "SpawnFailed",
-    "Spawned",
-    "StartRequested",
-    "StartupFailureLogged",
-    "State",
-    "StopRequested",
-    "Terminate",
-    "TimerFired",
-    "WakeAt",
-    "WarmUp",
-    "WarmupFailed",
-    "WarmupSucceeded",
-    "Watch",
-]
-
 
 class State(StrEnum):
     STOPPED = "stopped"  # no child, and no start requested
@@ -69,8 +29,8 @@ LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, Sta
 """The states in which a child exists that has not been reaped."""
 
 
-class Policy(Struct, frozen=True):
-    """All times in seconds."""
+class PolicyOptions(Struct, frozen=True, kw_only=True):
+    """The part of a policy that the options of a service set. All times in seconds."""
 
     warm_up: bool = True
     stall_timeout_s: float = 120.0
@@ -79,30 +39,35 @@ class Policy(Struct, frozen=True):
     """How long a request may wait for a load, a restart or a permit (S9); 0: not at all."""
     max_concurrent: int | None = None
     """How many jobs run at the same time; None: as many as the plan has slots."""
-    limits_to_slots: bool = True
-    """If false, only ``max_concurrent`` limits the running jobs."""
     max_queued: int = 256
     """How many requests may wait for a load or a permit; 0: none."""
+    continue_streams: bool = False
+    """Whether streamed answers are continued by the next generation (``continuation/``)."""
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    slots_timeout_s: float = 10.0
+    """Time limit for saving slots before the server ends, and for restoring them before it serves."""
+    slots_disk_bytes: int = SLOTS_BYTES
+    """Limit for the saved slots of all models on the disk (``Settings.keep_slots``)."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
+
+
+class Policy(PolicyOptions, frozen=True, kw_only=True):
+    """All times in seconds."""
+
+    limits_to_slots: bool = True
+    """If false, only ``max_concurrent`` limits the running jobs."""
     waits_for_first_load: bool = True
     """If false, llama-server itself answers during its first load: with 503, at once."""
     knows_all_keys: bool = True
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
-    continue_streams: bool = False
-    """Whether streamed answers are continued by the next generation."""
     repairs: Repairs = NO_REPAIRS
     """What is repaired in its requests and answers."""
-    drain_timeout_s: float = 30.0
-    stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5
     """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
     kill_again_s: float = 5.0
     """A killed process can stay in uninterruptible I/O; SIGKILL is sent again at this interval."""
-    slots_timeout_s: float = 10.0
-    """Time limit for saving slots before the server ends, and for restoring them before it serves."""
-    slots_disk_bytes: int = SLOTS_BYTES
-    """Limit for the saved slots of all models on the disk."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
 
     @property
     def first_term_timeout_s(self) -> float:
@@ -139,7 +104,8 @@ class Instance(Struct, frozen=True):
     """Whether the slots of the current child are saved before it ends."""
     transferring_slots: bool = False
     """Whether slots are being saved or restored now."""
-    crashes: tuple[float, ...] = ()
+    crashes: tuple[tuple[float, int], ...] = ()
+    """The times of recent crashes, with their generations; without those that one request has caused."""
     waits: int = 0
     """How often a start has waited for an RPC worker since the last child."""
     restarts: int = 0
@@ -243,7 +209,13 @@ class Drained(_ChildEvent, frozen=True):
 
 
 class Exited(_Diagnosed, frozen=True):
-    """The child has exited and is reaped."""
+    """The child has exited and is reaped. ``explained``: a request that ran alone has ended two."""
+
+    explained: bool = False
+
+
+class CrashExplained(_ChildEvent, frozen=True):
+    """One request has ended this child, and a later one."""
 
 
 class TimerFired(Struct, frozen=True):
@@ -269,6 +241,7 @@ Event = (
     | LivenessFailed
     | Drained
     | Exited
+    | CrashExplained
     | TimerFired
 )
 

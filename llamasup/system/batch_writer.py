@@ -29,6 +29,8 @@ class BatchWriter(Generic[T]):
     while so many wait, and counts it in ``rejected``; then only one thread may call ``put``.
 
     An exception of ``write`` loses its batch: ``lost`` counts the items. The first one is logged.
+
+    If the system allows no further thread, the items wait: each ``put`` tries again to start the thread.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BatchWriter(Generic[T]):
         self._hurry = threading.Event()
         self._closing = False
         self._over = False
+        self._has_failed = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -73,20 +76,37 @@ class BatchWriter(Generic[T]):
             self._wake.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the items that wait. Blocks for ``timeout_s`` at most; False if the writer is still busy."""
+        """Write the items that wait. Blocks for ``timeout_s`` at most; False if the writer is still busy.
+
+        Without a thread, it blocks until all are written.
+        """
         self._closing = True
         self._hurry.set()
         self._wake.set()
+        if self._items and self._thread is None:
+            self._start()
         if self._thread is not None:
             self._thread.join(timeout_s)
             return not self._thread.is_alive()
+        if self._items:
+            self._run()
         return True
 
     def _start(self) -> None:
+        problem: RuntimeError | None = None
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the limit on processes and threads is reached
+                problem = None if self._has_failed else error
+                self._has_failed = True
+            else:
+                self._thread = thread
+        if problem is not None:  # without the lock: this very writer may write the warning
+            _log.warning("The thread %r cannot start yet, and its output waits: %s", self._name, problem)
 
     def _run(self) -> None:
         try:

@@ -12,8 +12,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-__all__ = ["Incoming"]
-
 _LOOK_S = 0.25  # for the end: select() on Windows waits for sockets only
 
 

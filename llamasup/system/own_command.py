@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["BUNDLE", "MODULES", "PART_ARGUMENT", "Part", "own_command", "python_executable"]
-
 BUNDLE = "llamasup"
 """``sys.frozen`` of a program that becomes parts. PyInstaller sets it to True."""
 

@@ -14,8 +14,6 @@ from contextlib import asynccontextmanager
 
 from llamasup.system.native import native
 
-__all__ = ["pipe_reader"]
-
 _CHUNK_BYTES = 64 * 1024
 
 

@@ -16,20 +16,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = [
-    "INVALID_JSON",
-    "SEPARATORS",
-    "did_you_mean",
-    "display_width",
-    "is_path",
-    "json_text",
-    "memory_text",
-    "one_of_these",
-    "path_text",
-    "printable",
-    "sentence",
-]
-
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 """Of the names in a path: a slash, and on Windows a backslash as well."""
 
@@ -121,3 +107,20 @@ def memory_text(count_bytes: int) -> str:
 def sentence(text: str) -> str:
     """``text``, which is not empty, with a capital letter and a full stop."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+_ROW_PART = re.compile(r'(?:\A|,)(?:"((?:[^"]|"")*)"(?=,|\Z)|([^,]*))')
+
+
+def split_row(text: str) -> list[str]:
+    """The values between commas, quoted as in a CSV file if they contain one, as llama-server reads them."""
+    return [part[2] if part[1] is None else part[1].replace('""', '"') for part in _ROW_PART.finditer(text)]
+
+
+def joined_row(parts: Iterable[str]) -> str:
+    """The text that ``split_row`` splits into these values."""
+    return ",".join(
+        f'"{quoted}"' if "," in part or part.startswith('"') else part
+        for part in parts
+        for quoted in [part.replace('"', '""')]
+    )

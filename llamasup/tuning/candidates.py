@@ -22,8 +22,6 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Profile, Settings
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["Candidate", "Purpose", "Setup", "candidates", "contradict", "default_profile", "purpose_of"]
-
 Purpose = Literal["latency", "throughput", "memory"]
 
 
@@ -174,7 +172,7 @@ def _batches(setup: Setup) -> Iterator[Candidate]:
         return
     sizes = (64, 32) if setup.purpose == "memory" else (256, 1024, 128, 2048)
     for size in sizes:
-        if size != micro and size <= batch:
+        if size != micro and setup.plan.image_tokens <= size <= batch:
             less = (
                 "takes less memory and fits into the CPU's caches" if size < micro else "reads long prompts"
             )
@@ -230,12 +228,9 @@ def _slots(setup: Setup) -> Iterator[Candidate]:
             if count >= 1 and count != now:
                 why = "more requests in a batch" if count > now else "fewer requests share the CPUs' caches"
                 yield _flag("slots", "--parallel", count, why)
-    if now > 1 and setup.may_change("--kv-unified"):
-        unified = setup.plan.shape.unified
-        flag = "--no-kv-unified" if unified else "--kv-unified"
-        if setup.capabilities.knows(flag):
-            why = "each slot attends to its own cells only" if unified else "one batch for all slots"
-            yield Candidate("unified", Changes(((flag, None),)), why)
+    # Not the other way round: without the shared context, a long request would be refused.
+    if now > 1 and setup.may_change("--kv-unified") and not setup.plan.shape.unified:
+        yield Candidate("unified", Changes((("--kv-unified", None),)), "one batch for all slots")
 
 
 def _prompt_cache(setup: Setup) -> Iterator[Candidate]:

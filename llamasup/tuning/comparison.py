@@ -290,11 +290,11 @@ class Comparison:
             if changes == NO_CHANGES:
                 raise
             raise TrialFailed(error.message) from None
-        made, workers = admission.plan, self._launch.settings.rpc or ()
-        if made.warnings:  # without its workers, the model would be measured in another state than it is used
-            missing = ", ".join(name for name in workers if name not in made.workers)
+        made = admission.plan
+        # Without its workers, the model would be measured in another state than it is used.
+        if planner.missing_workers:
             raise TuningFailed(
-                f"the plan needs the RPC worker {missing}, which does not answer.",
+                f"the plan needs the RPC worker {', '.join(planner.missing_workers)}, which does not answer.",
                 remedy="Start it (llamasup rpc-worker), and tune again. Nothing was changed.",
             )
         return made, made.memory.fits and len(admission.considered) == 1

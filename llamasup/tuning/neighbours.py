@@ -15,8 +15,6 @@ from llamasup.system.hardware.usage import cpu_time_s
 from llamasup.system.process.ownership import recorded_children
 from llamasup.system.process.run_folder import NO_CONTROL, run_folders
 
-__all__ = ["POLL_S", "Neighbours"]
-
 POLL_S = 0.005
 """How often to ask. A question takes 1 µs for each server."""
 _WINDOW_S = 0.1

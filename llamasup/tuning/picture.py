@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from llamasup.tuning.search import COMBINATION, Entry, Proof, Search, proven, result
 
-__all__ = ["picture"]
-
 _ROW, _TOP, _LEFT, _WIDTH, _RIGHT = 24, 56, 300, 420, 260
 _COLORS = {"open": "#4477aa", "out": "#999999", "failed": "#cc3311", "lossy": "#ee7733"}
 _TAKEN, _PROOF = "#117733", "#332288"

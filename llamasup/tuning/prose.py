@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import shake_256
 
-__all__ = ["prose"]
-
 # By the letters of the shapes: people, things, places, kinds, deeds, manners, times, relations of places.
 _TEXT = {
     "P": (

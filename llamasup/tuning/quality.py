@@ -21,17 +21,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = [
-    "BOUND",
-    "Distribution",
-    "Probe",
-    "TokenOdds",
-    "divergence",
-    "probe_body",
-    "probes",
-    "read_distributions",
-]
-
 BOUND = 0.01
 """The mean divergence in nats that a change may have without ``--allow-lossy``: a choice of llamasup."""
 

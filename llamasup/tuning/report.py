@@ -15,8 +15,6 @@ from llamasup.tuning.search import Entry, Search, trials
 from llamasup.tuning.workload import Measurement
 from llamasup.tuning.workload import as_json as measurement_as_json
 
-__all__ = ["SessionResult", "kept_as_json", "kept_line", "report_as_json", "report_lines"]
-
 
 class SessionResult(Struct, frozen=True):
     """The end of one call. ``kept`` is None if the search is not finished. ``stopped``: why it is not, if the

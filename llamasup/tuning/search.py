@@ -26,31 +26,6 @@ from llamasup.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, contradict
 from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 
-__all__ = [
-    "COMBINATION",
-    "MOST_ROUNDS",
-    "Done",
-    "Entry",
-    "EntryState",
-    "Proof",
-    "ProofRound",
-    "Screen",
-    "Search",
-    "Step",
-    "begin",
-    "begin_proof",
-    "failed",
-    "hurry",
-    "is_hopeless",
-    "next_step",
-    "observed",
-    "proven",
-    "reopened",
-    "result",
-    "trials",
-    "worth_proving",
-]
-
 _PAIRS = (3, 6, 12)
 _COMBINED_PAIRS = 6
 _MOST_IN_NEXT_RUNG = 5

@@ -41,8 +41,6 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["ALPHA", "FEWEST", "Interval", "Verdict", "bounds", "judge", "wealth", "wins_needed"]
-
 ALPHA = 0.0125
 """For each side of one proof."""
 

@@ -17,8 +17,6 @@ from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import Claimed, claim_file
 from llamasup.tuning.session import SavedSearch
 
-__all__ = ["only_tuning", "saved_search", "store_search"]
-
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
 

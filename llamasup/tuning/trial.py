@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import httpcore
 import msgspec
 
+from llamasup.errors import without_errno
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import UnixAddress
+from llamasup.http.network import AsyncioBackend
 from llamasup.llama_server.answers import NoAnswer
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.llama_server.network import AsyncioBackend
 from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.warmup import response_problem, warm_up_request
 from llamasup.planning.plan import LaunchPlan
@@ -174,6 +175,9 @@ class Trial:
                 body = {"content": await self._prompt(number, lengths.prompt)}
             case ModelClass.RERANKER:
                 path, body = "/v1/rerank", {"query": "harbour", "documents": [self._documents[number]]}
+            case ModelClass.DECISION:
+                smallest = warm_up_request(ModelClass.DECISION)
+                path, body = smallest.path, {**smallest.body, "state": self._documents[number]}
             case _:
                 prompt = await self._prompt(number, lengths.prompt)
                 path, body = "/completion", _completion(prompt, number, lengths)
@@ -198,11 +202,13 @@ class Trial:
     async def _write_prompts(self, block: Block) -> None:
         """Ask for the prompts before the clock runs.
 
-        A reranker takes texts. Half of the tokens are left for the query, and for cutting words apart.
+        Rerankers and decision models take texts. Half of the tokens are left for the query, and for cutting
+        words apart.
         """
         for number, lengths in enumerate(block.requests):
             tokens = await self._prompt(number, lengths.prompt)
-            if self.plan.model_class is ModelClass.RERANKER and number not in self._documents:
+            takes_text = self.plan.model_class in (ModelClass.RERANKER, ModelClass.DECISION)
+            if takes_text and number not in self._documents:
                 body = {"tokens": tokens[: max(1, lengths.prompt // 2)]}
                 self._documents[number] = (await self._post("/detokenize", body, _Text)).content
 
@@ -234,7 +240,7 @@ class Trial:
             try:
                 return await work
             except (TrialFailed, NoAnswer, *_BROKEN) as error:
-                return TrialFailed(str(error) or type(error).__name__)
+                return TrialFailed(without_errno(str(error)) or type(error).__name__)
 
         async with asyncio.TaskGroup() as group:
             working = group.create_task(settled())

@@ -20,8 +20,6 @@ from llamasup.tuning.search import Search
 from llamasup.tuning.session import Options, Session, new_search
 from llamasup.tuning.store import only_tuning, saved_search, store_search
 
-__all__ = ["keep", "tune"]
-
 
 def tune(
     launch: Launch,

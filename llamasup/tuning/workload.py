@@ -18,22 +18,6 @@ from msgspec.structs import replace
 
 from llamasup.tuning.candidates import Purpose
 
-__all__ = [
-    "STATED_MIX",
-    "Answered",
-    "Block",
-    "Lengths",
-    "Measurement",
-    "as_json",
-    "as_measured",
-    "block_for",
-    "clients_for",
-    "lengths_in_log",
-    "log_ratio",
-    "middle_of",
-    "prompt_tokens",
-]
-
 
 class Lengths(Struct, frozen=True):
     """The tokens of one request."""

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.usage.ledger import Group, Sums
 
-__all__ = ["Batch", "Question", "Saved", "Work"]
-
 
 class Work(Struct, frozen=True):
     """The time in which one request had ``slots`` (monotonic); their mean number. ``ended_s`` is infinite for

@@ -12,8 +12,6 @@ from time import monotonic
 from llamasup.system.hardware.nvml import energy_by_gpu
 from llamasup.usage.attribution import Counter, Reading
 
-__all__ = ["read_energy"]
-
 _POWERCAP = Path("/sys/class/powercap")
 
 

@@ -13,8 +13,6 @@ from msgspec import Struct
 
 from llamasup.observability.counters import GAVE_WAY, RequestRecord
 
-__all__ = ["Group", "Ledger", "Sums", "day_at", "is_error", "key_of"]
-
 _KEY_PREFIX: Final = "key:"
 _NO_ERRORS: Final = frozenset({"ok", "local", "client_gone", GAVE_WAY})
 # The clock may be set, and a machine that was suspended continues on another day.

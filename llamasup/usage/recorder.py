@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from llamasup.errors import without_errno
 from llamasup.observability.counters import HeldSlots, RequestRecord
 from llamasup.system.batch_writer import BatchWriter
 from llamasup.usage.batch import Batch, Question, Saved, Work
@@ -156,7 +157,8 @@ class UsageRecorder:
                 if not self._has_failed:
                     self._has_failed = True
                     _log.exception("The usage cannot be counted")
-                problem = f"The usage cannot be counted: {type(error).__name__}: {error}."
+                why = f"{type(error).__name__}: {without_errno(str(error))}"
+                problem = f"The usage cannot be counted: {why}."
                 for batch in batches:
                     if batch.question is not None:
                         batch.question.answer(Saved((), None, problem))

@@ -12,8 +12,6 @@ from typing import Any, Final
 from llamasup.errors import UsageInvalid
 from llamasup.usage.ledger import Group, Sums
 
-__all__ = ["COLUMNS", "csv_text", "grouped", "json_rows", "not_counted", "read_by", "read_since", "report"]
-
 COLUMNS: Final = (
     *("requests", "errors", "tokens_prompt", "tokens_cached", "tokens_completion"),
     *("tokens_estimated", "unreported", "slot_s", "energy_j"),

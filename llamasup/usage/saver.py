@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
-from llamasup.errors import FolderUnusable
+from llamasup.errors import FolderUnusable, without_errno
+from llamasup.system.storage.folders import has_state
 from llamasup.usage.attribution import Reading, divided, energy_between
 from llamasup.usage.batch import Batch, Saved, Work
 from llamasup.usage.energy import read_energy
 from llamasup.usage.ledger import Ledger
 from llamasup.usage.store import CorruptFile, move_aside, read_rows, save, today, usage_file
-
-__all__ = ["UsageSaver"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +83,9 @@ class UsageSaver:
         except FolderUnusable as error:
             if error.message != self._problem:
                 self._problem = error.message
-                _log.warning("%s\n  → %s Until then, the usage is not saved.", error.message, error.remedy)
+                level = logging.WARNING if has_state() else logging.DEBUG  # the log files have told it
+                said = "%s\n  → %s Until then, the usage is not saved."
+                _log.log(level, said, error.message, error.remedy)
             return
         except Exception as error:
             if (problem := _unexpected(error)) != self._problem:
@@ -112,7 +113,7 @@ class UsageSaver:
 
 
 def _unexpected(error: Exception) -> str:
-    return f"The usage file cannot be used: {type(error).__name__}: {error}."
+    return f"The usage file cannot be used: {type(error).__name__}: {without_errno(str(error))}."
 
 
 def _replace_corrupt(path: Path, error: CorruptFile) -> None:

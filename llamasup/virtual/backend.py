@@ -129,12 +129,10 @@ class VirtualBackend:
     def _resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> ModelRoute | Unavailable:
-        if local:
-            return self._models.resolve(model, create=create, local=True)
         name = None if model is None else self.named(model)
         if name is not None:
-            return self._route(name, create=create)
-        route = self._models.resolve(model, create=create)
+            return Unavailable.because(unknown_model(name)) if local else self._route(name, create=create)
+        route = self._models.resolve(model, create=create, local=local)
         if isinstance(route, Unavailable) or (own := self.with_own_names(route.model)) is route.model:
             return route
         if self.named(route.model.id) is not None:
@@ -150,9 +148,22 @@ class VirtualBackend:
         own = self._models.listing()
         return VirtualListing(own, self) if self._entries else own
 
-    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        """Other nodes do not see virtual models: they have their own."""
-        return self._models.node_listing(allowed)
+    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
+        """Other nodes have virtual models of their own, and see neither those of this node nor what they
+        hide.
+        """
+        return self._models.node_listing(self._seen(seen) if self._entries else seen)
+
+    def _seen(
+        self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None
+    ) -> Callable[[ResolvedModel], ResolvedModel | None]:
+        def own(model: ResolvedModel) -> ResolvedModel | None:
+            if self.named(model.id) is not None:
+                return None
+            model = self.with_own_names(model)
+            return model if seen is None else seen(model)
+
+        return own
 
     # --- virtual models ---------------------------------------------------------------------------------
     def named(self, name: str) -> str | None:

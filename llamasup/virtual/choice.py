@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.queueing.served_load import ServedLoad
 
-__all__ = ["RULE", "Choice", "choose"]
-
 RULE: Final = (
     "A request takes the first of them that is loaded and has a free slot; else the loaded one with the "
     "shortest queue for each slot; else the one that is loaded soonest; else the first that can be loaded."

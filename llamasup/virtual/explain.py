@@ -12,8 +12,6 @@ from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.wait_estimate import eta_text
 from llamasup.virtual.choice import RULE, choose
 
-__all__ = ["Option", "explain_virtual"]
-
 
 class Option(Struct, frozen=True):
     """A model that a request may take. ``works``: the work that it can do."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from llamasup.settings.sections import VirtualEntry
 
-__all__ = ["listed_virtual"]
-
 
 def listed_virtual(
     name: str, entry: VirtualEntry, target: Mapping[str, Any] | None, problem: str = ""

@@ -16,8 +16,6 @@ from llamasup.http.routes import CHATS, OTHER_LABEL, RESPONSES, Route, Work
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.settings.parameters import ANSWER_LENGTHS, names_of
 
-__all__ = ["rewritten"]
-
 _Fields = dict[str, msgspec.Raw]
 _read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ABSENT: Final = msgspec.Raw(b"")

@@ -113,6 +113,8 @@ def test_unusual_keys_of_llama_server_work(key: str) -> None:
         ("KEY tpm=٣", 1, "tpm='٣'", "whole number"),
         ("KEY rpm=" + "9" * 80, 1, "rpm='" + "9" * 40 + "…'", "whole number"),
         ("KEY rights=admin", 1, "rights='admin'", "inference, control"),
+        ("KEY rights=node", 1, "rights='node'", "node needs inference"),
+        ("KEY rights=control,node", 1, "rights='control,node'", "node needs inference"),
         ("KEY rights=", 1, "rights=''", "inference, control"),
         ("KEY rights=control,control", 1, "rights='control,control'", "inference, control"),
         ("KEY priority=urgent", 1, "priority='urgent'", "normal or high"),
@@ -189,7 +191,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     numbers = [line.number for line in lines]
     assert numbers == sorted(set(numbers))
     assert len({line.key.name for line in lines}) == len(lines)
-    assert all(text.split("\n")[number - 1].strip() for number in numbers)
+    assert all(text.split("\n")[number - 1] for number in numbers)  # U+0085 may be a key
 
 
 SECRET = (

@@ -135,6 +135,17 @@ def test_unwritable_folder_is_named() -> None:
         change_key_file(Path("/proc/no-such-keys"), lambda _: "one\n")
 
 
+def test_unusable_default_folder_has_another_file_as_remedy(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text("")
+    default = path / "llamasup/keys"
+    monkeypatch.setattr(key_store, "default_key_file", lambda: default)
+    with pytest.raises(FolderUnusable) as caught:
+        change_key_file(default, lambda _: "one\n")
+    assert caught.value.remedy.endswith("Or give another --file.")
+
+
 def test_lock_that_is_never_released_times_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_store, "_LOCK_TIMEOUT_S", 0.0)
     folder = os.open(path.parent, os.O_RDONLY)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from llamasup.batch.client import READ_TIMEOUT_S, Answer, BatchClient
 from llamasup.batch.retries import Refusal
@@ -86,6 +89,32 @@ def test_server_that_says_nothing_is_a_time_out(stream: bool) -> None:
     answer = asyncio.run(ask())
     assert answer.refusal is not None
     assert answer.refusal.status == 504
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_request_that_is_cancelled_as_its_answer_arrives_leaves_no_error(
+    tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def ask() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            requests.pop().cancel()
+            writer.close()
+
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
+        async with await asyncio.start_unix_server(answer, tmp_path / "s"):
+            for _ in range(20):
+                client = BatchClient("http://x", socket=str(tmp_path / "s"))
+                requests = [loop.create_task(client.send("/v1/completions", b""))]
+                with pytest.raises(asyncio.CancelledError):
+                    await requests[0]
+                await client.aclose()
+
+    errors: list[str] = []
+    run(ask())
+    assert errors == []
 
 
 def test_requests_have_a_time_limit_by_default() -> None:

@@ -29,6 +29,7 @@ from llamasup.batch.retries import (
 from llamasup.batch.window import read_window
 
 CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
+FULL = Refusal(500, "", "Context size has been exceeded.")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,11 @@ CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
         (Ended(Refusal(0), drops=MAX_DROPS - 1), Over()),
         (Ended(Refusal(0, UNREACHABLE), drops=99), Again(1.0, waiting=Waiting.ALL)),
         (Ended(CRASH), Aside()),
+        (Ended(FULL), Aside()),
+        (Ended(FULL, alone=True), Again(1.0, counts=True)),
         (Ended(CRASH, alone=True), Again(1.0, crashed=True)),
         (Ended(CRASH, alone=True, alone_crashes=1), Over(poison=True)),
+        (Ended(Refusal(503, "poison_request")), Over(poison=True)),
     ],
 )
 def test_end_of_a_request_decides_about_its_line(ended: Ended, decision: Decision) -> None:
@@ -113,7 +117,7 @@ def test_window_says_when_it_opens(window: str, now: str, opens_in: int) -> None
 
 @pytest.mark.parametrize("text", ["", "22-07", "24:00-07:00", "22:00-07:60", "22:00"])
 def test_invalid_window_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="22:00-07:00"):
+    with pytest.raises(ValueError, match="is not a time range"):
         read_window(text)
 
 

@@ -18,10 +18,11 @@ import pytest
 import llamasup.batch.engine as engine_module
 import llamasup.batch.retries as retries_module
 from llamasup.batch.client import Answer, BatchClient
-from llamasup.batch.engine import BatchRun, BatchStopped, EngineOptions, Progress
+from llamasup.batch.engine import BatchRun, BatchStopped, EngineOptions
 from llamasup.batch.index import Counts, Index
 from llamasup.batch.lines import PromptTemplate, template_of
 from llamasup.batch.output import Output
+from llamasup.batch.progress import Progress
 from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Refusal
 from llamasup.batch.window import Window
 from llamasup.errors import DiskFull, NotAllowed
@@ -97,6 +98,7 @@ class Batch:
         self.source.write_text("\n".join(map(json.dumps, lines)))
         self.template: PromptTemplate | None = None
         self.progress: list[str] = []
+        self.waiting: list[str] = []
         self.on_progress: Callable[[], object] = lambda: None
         self.last = Progress()
 
@@ -134,6 +136,7 @@ class Batch:
 
     def _note(self, progress: Progress) -> None:
         self.progress.append(progress.state)
+        self.waiting.append(progress.waiting)
         self.on_progress()
 
     def counts(self) -> Counts:
@@ -299,9 +302,11 @@ def test_model_that_refuses_all_lines_holds_up_no_other_for_long(
 
 def test_next_model_does_not_run_while_one_loads(tmp_path: Path) -> None:
     batch = Batch(tmp_path, 12, models=("first", "second"))
-    server = batch.run(lambda prompt, times: refused(503, "loading") if times < 3 else good(prompt))
-    firsts = [prompt for prompt in server.order if int(prompt[1:]) % 2 == 0]
-    assert server.order[: len(firsts)] == firsts
+    refusals = iter(range(20))
+    server = batch.run(
+        lambda prompt, _: good(prompt) if next(refusals, None) is None else refused(503, "loading")
+    )
+    assert {int(prompt[1:]) % 2 for prompt in server.order[:20]} == {0}
     assert batch.counts() == Counts(12, 12, 0)
 
 
@@ -449,6 +454,40 @@ def test_no_line_starts_outside_of_its_hours(tmp_path: Path, monkeypatch: pytest
     assert not server.sent
     assert batch.progress == ["outside of its hours"] * 3
     assert len(batch.run(lambda prompt, _: good(prompt), only_between=Window(closes, opens)).sent) == 3
+
+
+@pytest.mark.parametrize("why", ["closed hours", "nobody listens"])
+def test_run_says_why_it_waits_before_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(engine_module, "_WINDOW_CHECK_S", 3600.0)
+    opens = (datetime.now(UTC).astimezone() + timedelta(hours=2)).time().replace(tzinfo=None)
+    closes = opens.replace(hour=(opens.hour + 1) % 24)
+    batch = Batch(tmp_path, 1)
+    kept: list[object] = []
+
+    def act(run: BatchRun, server: Server) -> None:
+        def note() -> None:
+            if batch.waiting[-1]:
+                with Index(Path(f"{batch.output}.index"), readonly=True) as index:
+                    kept.append(index.fact("waiting"))
+                run.stop()
+
+        batch.on_progress = note
+
+    nobody = Answer(0, b"", "", Refusal(0, UNREACHABLE, "nobody\nlistens", retry_after_s=3600.0))
+    window = Window(opens, closes) if why == "closed hours" else None
+    batch.run(lambda *_: nobody, act=act, only_between=window)
+    said = r"nobody\nlistens" if window is None else f"its hours begin at {opens:%H:%M}"
+    assert batch.waiting[-1] == said
+    assert kept == [said]
+
+
+def test_run_that_has_waited_says_that_it_runs(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 1)
+    batch.run(lambda prompt, times: refused(503, "loading") if times < 3 else good(prompt))
+    assert [*dict.fromkeys(batch.waiting)] == ["", "why"]
+    assert batch.waiting[-1] == ""
 
 
 def test_answer_that_breaks_its_schema_is_asked_for_once_more(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_list_that_cannot_be_written_is_an_error(job: Job, monkeypatch: pytest.M
 def test_options_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.touch()
-    with pytest.raises(UsageInvalid, match="'night' are not hours"):
+    with pytest.raises(UsageInvalid, match="'night' is not a time range"):
         job_of(source, tmp_path / "out", only_between="night")
     with pytest.raises(UsageInvalid, match="invalid JSON"):
         job_of(source, tmp_path / "out", template="{")

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_group
@@ -154,7 +155,7 @@ def test_help_of_a_group_shows_whole_summaries(group: str) -> None:
 def test_mistyped_command_gets_a_suggestion() -> None:
     done = run_to_end("serv")
     assert done.returncode == 2
-    assert "'serve'" in done.stderr
+    assert "Did you mean llamasup serve?" in done.stderr
 
 
 def test_llamasup_without_command_shows_help() -> None:
@@ -167,3 +168,70 @@ def test_unknown_option_is_a_usage_error() -> None:
     done = run_to_end("run", "demo", "--no-such")
     assert done.returncode == 2
     assert "--no-such" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("llamasup ru", ["run"]), ("llamasup run --ctx", ["--ctx-size"]), ("llamasup config c", ["check"])],
+)
+def test_bash_completes_commands_and_options(typed: str, completed: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "llamasup"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m llamasup "$@"\n')
+    program.chmod(0o755)
+    script = f"""
+        PATH={tmp_path}:$PATH
+        eval "$(llamasup completion bash)"
+        complete -p llamasup >/dev/null
+        COMP_WORDS=({typed}) COMP_CWORD={len(typed.split()) - 1}
+        _llamasup_completion llamasup
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_each_shell(shell: str) -> None:
+    done = run_to_end("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"_LLAMASUP_COMPLETE=complete_{shell}" in done.stdout
+    assert f"llamasup completion {shell}" in run_to_end("completion", "--help").stdout
+
+
+def test_completion_of_another_shell_is_refused() -> None:
+    done = run_to_end("completion", "tcsh")
+    assert done.returncode == 2
+    assert "'tcsh' is not bash, zsh or fish" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "sections"),
+    [
+        (
+            "run",
+            [
+                "Addresses and access",
+                "The model",
+                "Requests, and the life of llama-server",
+                "Logs and usage",
+                "For a program that starts llamasup",
+            ],
+        ),
+        (
+            "serve",
+            [
+                "The models",
+                "Defaults for all models",
+                "Addresses and access",
+                "Logs and usage",
+                "For a program that starts llamasup",
+            ],
+        ),
+    ],
+)
+def test_help_of_a_server_has_sections_and_the_others_last(command: str, sections: list[str]) -> None:
+    shown = run_to_end(command, "--help").stdout
+    titles = [line.removesuffix(":") for line in shown.splitlines() if re.fullmatch(r"[A-Z][^:]*:", line)]
+    assert sorted(titles[:-1]) == sorted({*sections, *(["Arguments"] if command == "run" else [])})
+    assert titles[-1] == "Options"
+    assert "-h, --help" in shown.rpartition("Options:")[2]

@@ -12,10 +12,12 @@ import pytest
 
 from llamasup.cli import target as chosen
 from llamasup.cli.commands import control
-from llamasup.cli.target import find_target
+from llamasup.cli.target import find_target, with_each_client
+from llamasup.control import discovery
 from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
-from llamasup.errors import DoesNotFit, LlamasupError, ModelUnknown, UsageInvalid
+from llamasup.control.selection import Discovered, Running, Unresponsive
+from llamasup.errors import DoesNotFit, LlamasupError, ModelUnknown, NotRunning, UsageInvalid
 from llamasup.models.diff import Changes
 from tests.control.fake import FakeControlTarget, served
 
@@ -154,3 +156,22 @@ def test_url_without_scheme_gets_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMASUP_API_KEY", "k" * 32)
     target = find_target(pid=None, url="h:8080", api_key_file=None)
     assert (target.url, target.socket, target.api_key) == ("http://h:8080", None, "k" * 32)
+
+
+def test_each_of_several_is_asked_although_others_fail(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    running = [
+        Running(pid, f"http://127.0.0.1:{pid}", "1", (), str(tmp_path / f"{pid}.sock")) for pid in (41, 42)
+    ]
+    found = Discovered(tuple(running), (Unresponsive(43, "hangs"),))
+    monkeypatch.setattr(discovery, "discover", lambda: found)
+
+    def act(_: object, __: object, which: str) -> None:
+        raise NotRunning(f"{which} has ended.")
+
+    code = with_each_client({"pid": None, "url": None}, act)
+    said = capfd.readouterr().err
+    assert code == 69
+    assert all(f"http://127.0.0.1:{pid} has ended." in said for pid in (41, 42))
+    assert "The llamasup with PID 43 does not answer." in said

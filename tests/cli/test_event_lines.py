@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from llamasup.cli.output.event_lines import ConsoleReporter
-from llamasup.errors import ConfigInvalid, ModelInvalid
+from llamasup.errors import ConfigInvalid, GaveUp, ModelInvalid, ServerFailed
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
@@ -70,6 +70,19 @@ def test_request_line_names_model_of_many() -> None:
         ({"context": "shifted"}, "(context shifted: the oldest tokens were dropped)"),
         ({"outcome": "client_gone", "status": 499}, "(client gone)"),
         ({"replayed": True}, "(sent again)"),
+        (
+            {"outcome": "refused", "status": 429, "cause": "key_requests", "client": "key:alice"},
+            "  alice  429  10+5 tokens  50.0 tok/s  300 ms (refused: key requests)",
+        ),
+        (
+            {"outcome": "refused", "status": 401, "cause": "api_key", "client": "192.0.2.7"},
+            "  192.0.2.7  401  10+5 tokens  50.0 tok/s  300 ms (refused: api key)",
+        ),
+        ({"outcome": "refused", "status": 404, "cause": "model_not_found"}, "(refused: model not found)"),
+        ({"outcome": "unavailable", "status": 429, "cause": "queue_full"}, "(unavailable: queue full)"),
+        ({"outcome": "revoked", "cause": "stopping"}, "(aborted: llamasup stopped)"),
+        ({"outcome": "revoked", "cause": "segfault"}, "(aborted: segfault)"),
+        ({"outcome": "revoked"}, "(aborted)"),
     ],
 )
 def test_request_line_ends_with_its_outcome(changes: dict[str, Any], suffix: str) -> None:
@@ -227,6 +240,14 @@ def test_failed_load_shows_message_and_remedy() -> None:
     assert view.activity() is None
     assert view.lines[-1][0] == "warning"
     assert view.lines[-1][2] == "m: It is truncated.\n  → Get it again."
+    told = len(view.lines)
+    for model, error in (
+        ("m", GaveUp("Gave up after 6 crashes of llama-server.")),  # the exit has had its line
+        ("m", ServerFailed("It is truncated.", cause="model_corrupt", exit_code=65)),
+        (None, ModelInvalid("It is truncated.")),  # the error that ends llamasup is shown by itself
+    ):
+        reporter.on_event(LoadFailed(model, error))
+    assert len(view.lines) == told
 
 
 def test_control_command_is_shown_with_its_model() -> None:

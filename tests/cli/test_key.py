@@ -8,7 +8,9 @@ import pytest
 
 from llamasup.auth.key_file import read_key_lines
 from llamasup.auth.keys import KeyRing
+from llamasup.cli.commands import key as key_command
 from llamasup.cli.commands.key import list_, new, revoke
+from tests.cli.recording_view import RecordingView
 
 
 class Result:
@@ -142,11 +144,12 @@ def test_unfinished_last_line_gets_its_newline(key: Commands) -> None:
     ("act", "code", "says"),
     [
         (lambda key: key.new("a"), 2, "already has a key 'a'"),
+        (lambda key: key.new("a"), 2, "llamasup key revoke a --file {path}"),
         (lambda key: key.new("b b"), 2, "'b b' is not a valid key name"),
         (lambda key: key.new("key-1"), 2, "is reserved for keys without a name"),
         (lambda key: key.new("b", rights="control", rpm=1), 2, "limits apply to requests to models"),
         (lambda key: key.revoke("aa"), 2, "Did you mean 'a'?"),
-        (lambda key: key.revoke("zzzzzz"), 2, "`llamasup key list`"),
+        (lambda key: key.revoke("zzzzzz"), 2, "`llamasup key list --file {path}`"),
     ],
 )
 def test_invalid_command_is_refused_and_changes_nothing(
@@ -155,7 +158,7 @@ def test_invalid_command_is_refused_and_changes_nothing(
     key.path.write_text("one name=a\ntwo name=ab\n")
     result = act(key)
     assert result.code == code
-    assert says in result.err
+    assert says.format(path=key.path) in result.err
     assert result.out == ""
     assert key.path.read_text() == "one name=a\ntwo name=ab\n"
 
@@ -199,3 +202,20 @@ def test_unwritable_folder_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     assert result.code == 71
     assert "/proc/no-such/keys" in result.err
     assert result.out == ""  # a key that was not stored must not be printed
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("LoadCredential=api-keys:{path}", True),
+        ("LoadCredential=api-keys:{path}.old", False),
+        ("# LoadCredential=api-keys:{path}", False),
+    ],
+)
+def test_service_that_has_a_copy_of_the_file_is_named(line: str, says: bool, tmp_path: Path) -> None:
+    path, view = tmp_path / "keys", RecordingView()
+    (tmp_path / "llamasup-qwen.service").write_text(f"[Service]\n{line.format(path=path)}\n")
+    (tmp_path / "other.service").write_text(f"LoadCredential=x:{path}\n")
+    key_command._say_restarts(view, path, tmp_path)
+    restart = "  → llamasup-qwen reads the file when it starts: systemctl restart llamasup-qwen"
+    assert view.texts == ([restart] if says else [])

@@ -19,6 +19,7 @@ from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.service.run import RunOptions, WrapOptions
 from llamasup.settings.model import Settings
+from llamasup.settings.units import Size
 from tests.e2e.driver import run_to_end
 from tests.kit.extent import examples
 
@@ -57,7 +58,9 @@ any_given = st.fixed_dictionaries(
         "insecure_no_auth": st.booleans(),
         "hosts": st.lists(st.sampled_from(["a.example", "10.0.0.1", "::2"])).map(tuple),
         "origins": st.lists(st.sampled_from(["https://a.example", "http://localhost:3000"])).map(tuple),
+        "trusted_proxies": st.lists(st.sampled_from(["10.0.0.1/32", "fd00::/8", "unix"])).map(tuple),
         "remote_media": st.lists(st.sampled_from(["a.example", "[::2]:80", "any"])).map(tuple),
+        "max_body": st.none() | st.sampled_from([Size(bytes=1 << 30), Size(bytes=5 << 20)]),
         "max_concurrent": st.none() | st.integers(1, 99),
         "max_queued": st.integers(0, 999),
         "continue_streams": st.booleans(),

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.serve import serve_models
+from llamasup.cli.commands.serve import serve_models, with_overrides
 from llamasup.cli.foreground import OutputOptions
+from llamasup.config import Config
 from llamasup.errors import ModelMissing
+from llamasup.settings.model import ModelSettings
 from llamasup.system.storage.paths import require_folders
+from tests.e2e.driver import run_to_end
 
 
 def serve(folder: str) -> int:
@@ -45,3 +48,29 @@ def test_config_of_environment_is_read_with_models_dir(
     monkeypatch.setenv("LLAMASUP_CONFIG", str(config))
     assert serve(str(tmp_path)) == 78
     assert f"{config}:1: max_loaded" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "ctx_size"),
+    [({}, {"ctx_size": 256}, 256), ({"ctx_size": 512}, {"ctx_size": 256}, 256), ({"ctx_size": 512}, {}, 512)],
+)
+def test_option_of_a_model_replaces_the_default_of_the_config(
+    own: dict[str, int], given: dict[str, int], ctx_size: int
+) -> None:
+    config = Config(defaults=ModelSettings(parallel=3, **own))  # type: ignore[arg-type]
+    changed = with_overrides(config, (), watch=False, token_file=None, defaults=given)
+    assert (changed.defaults.ctx_size, changed.defaults.parallel) == (ctx_size, 3)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--parallel", "0", "0 is less than 1"),
+        ("--threads", "5000", "5000 is more than 4096"),
+        ("--flash-attn", "maybe", "'maybe' is not on, off or auto"),
+    ],
+)
+def test_wrong_default_for_all_models_is_refused(option: str, value: str, said: str) -> None:
+    done = run_to_end("serve", option, value)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -91,9 +91,26 @@ def test_folder_that_cannot_be_used_is_an_error_with_a_remedy(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(run_folder, "_run_bases", lambda: iter([tmp_path / "file"]))
-    code, opened = run_ui(tmp_path, monkeypatch, print_=False)
+    code, opened = run_ui_elsewhere(monkeypatch, print_=False)
     assert (code, opened) == (OutputFailed.exit_code, [])
     assert "llamasup ui --print" in capfd.readouterr().err
+
+
+def test_file_is_in_the_run_folder_which_the_stop_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, (opened,) = run_ui(tmp_path, monkeypatch, print_=False)
+    file = Path(opened.removeprefix("file://"))
+    assert (code, file.parent) == (0, tmp_path)  # of the socket
+    assert not (tmp_path / "run").exists()
+
+
+def test_file_for_another_machine_is_in_a_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    code, (opened,) = run_ui_elsewhere(monkeypatch, print_=False)
+    assert (code, Path(opened.removeprefix("file://")).parent) == (0, tmp_path / "llamasup")
 
 
 def test_print_shows_the_address_and_opens_no_browser(
@@ -120,14 +137,25 @@ def test_llamasup_without_a_console_is_reported(
     assert "--no-ui" in capfd.readouterr().err
 
 
-def test_console_of_another_machine_has_the_given_address(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The other machine does not know under which name it is reached from here."""
+def run_ui_elsewhere(monkeypatch: pytest.MonkeyPatch, *, print_: bool) -> tuple[int, list[str]]:
+    """With the console of another machine, which does not know under which name it is reached from here."""
     answered = {"token": "t", "url": "https://127.0.0.1:8443/llamasup/#token=t", "expires_s": 60}
+    opened: list[str] = []
+
+    def open_(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_)
     monkeypatch.setattr(ControlClient, "console_token", lambda _: answered)
     monkeypatch.setattr(
         chosen, "find_target", lambda **_: ControlAddress(url="https://llm.example/", api_key="k")
     )
-    assert ui(None, **TARGET, print_=True) == 0
+    return ui(None, **TARGET, print_=print_), opened
+
+
+def test_console_of_another_machine_has_the_given_address(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_ui_elsewhere(monkeypatch, print_=True) == (0, [])
     assert capfd.readouterr().out == "https://llm.example/llamasup/#token=t\n"

@@ -41,6 +41,13 @@ def test_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert caught.value.exit_code == 78
 
 
+@pytest.mark.parametrize("key", ["ctx", "num_ctx", "n-ctx", "max_model_len"])
+def test_key_of_another_program_has_a_hint(key: str) -> None:
+    assert issue_of(f"{{models: {{m: {{path: /m.gguf, {key}: 8192}}}}}}").endswith(
+        f"{key}: unknown key; did you mean ctx_size?"
+    )
+
+
 def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
     assert issue_of("{models_dir: m, memory: {swap: 1%}}") == (
         "c.yaml:1: memory.swap: unknown key; valid keys: ram, vram"
@@ -79,7 +86,7 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("models", "[a]", "found a list; expected names, each with keys or values"),
         ("models", "a", "'a'; expected names"),
         ("groups", "{g: a}", "groups.g: invalid value 'a'; expected a list, each a name"),
-        ("memory", "80%", "'80%'; expected keys such as ram, vram"),
+        ("memory", "80%", "'80%'; expected a mapping with keys such as ram, vram"),
         (
             "memory",
             "{ram: -1GiB}",
@@ -122,12 +129,15 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("runtime", "{path: ''}", "runtime.path: invalid value ''; expected auto, embedded, or the path"),
         ("runtime", "{path: llama-server, watch: true}", "only the path of a llama-server can be watched"),
         ("runtime", "{watch: true}", "runtime.watch: only the path of a llama-server can be watched"),
-        ("runtime", "[a]", "expected keys such as path, watch"),
+        ("runtime", "[a]", "expected a mapping with keys such as path, watch"),
         ("defaults", "{pin: true, ttl: 5m}", "defaults.ttl: a pinned model is never unloaded"),
         ("defaults", "{gpu_layers: some}", "'some'; expected a whole number, 0 or more, or auto or all"),
         ("defaults", "{kv_type: Q8-0}", "'Q8-0'; expected a KV cache type such as f16"),
         ("defaults", "{replicas: 65}", "'65'; expected a whole number from 1 to 64"),
-        ("defaults", "{extra: --seed}", "'--seed'; expected a list, each text"),
+        ("defaults", "{extra: --seed}", """'--seed'; expected a list, each text; write ["--seed"]"""),
+        ("defaults", "{extra: --temp 0.6}", """expected a list, each text; write ["--temp", "0.6"]"""),
+        ("defaults", """{extra: "--grammar 'x y"}""", """write ["--grammar", "'x", "y"]"""),
+        ("batches", "true", "'true'; expected a mapping, such as {enabled: true}"),
         ("defaults", "{mmproj: $HOME/x}", "a variable needs braces, as in ${HOME}"),
     ],
 )
@@ -155,7 +165,10 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
             "{a: {path: x, repair: all}}",
             "models.a.repair: invalid value 'all'; expected off, tools, json or both",
         ),
-        ("{a: {path: x, aliases: [../b]}}", "models.a.aliases[0]: invalid value '../b': it contains '..'"),
+        (
+            "{a: {path: x, aliases: [' b']}}",
+            "models.a.aliases[0]: invalid value ' b': it begins or ends with a space",
+        ),
         ("{a: {path: x, aliases: [b, b]}}", "models.a.aliases[1]: alias 'b' occurs twice; remove it"),
         ("{a: {path: x, aliases: a}}", "models.a.aliases: alias 'a' is the model's own name; remove it"),
         (

@@ -104,7 +104,19 @@ def test_check_writes_json(home: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
     path.write_text("models: {a: {path: demo}}")
     assert check(path, json=True) == 0
-    assert json.loads(capfd.readouterr().out) == {"ok": True, "file": str(path), "mistakes": []}
+    valid = {"ok": True, "file": str(path), "mistakes": []}
+    assert json.loads(capfd.readouterr().out) == {**valid, "one_process": []}
+
+
+def test_check_says_which_names_share_a_process(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = home / "c.yaml"
+    path.write_text(
+        "models: {a: {path: demo}, b: {path: demo, ctx_size: 512}, c: {path: demo, extra: [-cb]}}"
+    )
+    assert check(path) == 0
+    assert "One process serves a and b, with the settings of all." in " ".join(capfd.readouterr().err.split())
+    assert check(path, json=True) == 0
+    assert json.loads(capfd.readouterr().out)["one_process"] == [["a", "b"]]
 
 
 def test_check_uses_the_config_of_serve(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +144,7 @@ def test_missing_files_and_folders_are_reported_with_their_lines(tmp_path: Path)
         listen: none/x.sock
         http: {access_log: none/log}
         downloads: {token_file: ./none, folder: file}
+        batches: {enabled: true, folder: .}
         """,
     )
 
@@ -146,6 +159,8 @@ def test_missing_files_and_folders_are_reported_with_their_lines(tmp_path: Path)
         f"c.yaml:10: http.access_log: '{tmp_path}/none': No such file or directory",
         f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
         f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:12: batches.folder: The folder '{tmp_path}' cannot be used: it has other files, such as "
+        "'c.yaml'; choose an empty folder, or one that does not exist",
     ]
 
 
@@ -486,6 +501,7 @@ def test_init_reports_an_unwritable_path(home: Path, output: str, capfd: pytest.
 
     assert "Traceback" not in (said := capfd.readouterr().err)
     assert output.rstrip("/") in said
+    assert "--output" in said
 
 
 _FOUND = StarterFacts(

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
 
 from llamasup.auth.key_limits import Keys
+from llamasup.auth.key_source import KeyFile
 from llamasup.console.routes import Console, page_address
 from llamasup.console.sessions import IDLE_S, TOKEN_S
 from llamasup.console.static_files import read_static_files
@@ -22,6 +24,7 @@ from tests.control.fake import FakeControlTarget, served
 from tests.proxy.key_files import keys_of
 
 PAGE = "http://127.0.0.1:8080/llamasup/"
+PAGE_SECRET = "of-the-page"
 TOKEN, SESSION = "/llamasup/v1/console/token", "/llamasup/v1/console/session"
 
 
@@ -54,11 +57,18 @@ class World:
 
 @asynccontextmanager
 async def console(
-    folder: Path, *, is_on: bool = True, page_url: str | None = PAGE, key_lines: str | None = None
+    folder: Path,
+    *,
+    is_on: bool = True,
+    owns_address: bool = False,
+    page_url: str | None = PAGE,
+    key_lines: str | None = None,
+    key_file: Path | None = None,
 ) -> AsyncIterator[World]:
     fake = FakeControlTarget()
-    keys = Keys(None if key_lines is None else keys_of(key_lines), (), lambda: 0.0)
-    access = ConsoleAccess(is_on=is_on)
+    file = None if key_file is None else KeyFile(key_file)
+    keys = Keys(file if key_lines is None else keys_of(key_lines), (), lambda: 0.0)
+    access = ConsoleAccess(PAGE_SECRET, is_on=is_on, owns_address=owns_address)
     world: World
 
     def make(wake: Callable[[], None]) -> Console:
@@ -81,21 +91,12 @@ def run(folder: Path, visit: Callable[[World], Coroutine[Any, Any, None]], **opt
     asyncio.run(all_of_it())
 
 
-def cookie_of(answer: httpx.Response) -> dict[str, str]:
-    """The parts of the cookie that is set; its value is that of ``""``."""
-    first, *attributes = answer.headers["set-cookie"].split("; ")
-    name, _, value = first.partition("=")
-    assert name == "llamasup_session"
-    parts = (attribute.partition("=") for attribute in attributes)
-    return {"": value, **{name: value for name, _, value in parts}}
-
-
 # --- files
 
 
 def test_page_and_every_file_are_served(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
-        for path, file in read_static_files().items():
+        for path, file in read_static_files(page_secret=PAGE_SECRET).items():
             answer = await world.http.get(f"/llamasup/{path}")
             assert (answer.status_code, answer.content) == (200, file.content)
             assert answer.headers["content-type"] == file.content_type
@@ -104,6 +105,26 @@ def test_page_and_every_file_are_served(tmp_path: Path) -> None:
                 f"/llamasup/{path}", headers={"if-none-match": answer.headers["etag"]}
             )
             assert (again.status_code, again.content) == (304, b"")
+
+    run(tmp_path, visit)
+
+
+@pytest.mark.check("X3", "the page has an origin of its own where other pages have its address")
+@pytest.mark.parametrize("owns_address", [False, True])
+def test_page_is_sandboxed_if_other_pages_have_its_address(tmp_path: Path, owns_address: bool) -> None:
+    async def visit(world: World) -> None:
+        headers = (await world.http.get("/llamasup/")).headers
+        sandboxed = headers["content-security-policy"].endswith("; sandbox allow-scripts allow-forms")
+        assert sandboxed is not owns_address
+        assert ("cross-origin-opener-policy" in headers) is owns_address
+
+    run(tmp_path, visit, owns_address=owns_address)
+
+
+def test_page_contains_its_secret(tmp_path: Path) -> None:
+    async def visit(world: World) -> None:
+        page = (await world.http.get("/llamasup/")).text
+        assert f'<meta name="llamasup-page" content="{PAGE_SECRET}">' in page
 
     run(tmp_path, visit)
 
@@ -165,13 +186,10 @@ def test_console_that_is_off_serves_nothing_else(tmp_path: Path) -> None:
     run(tmp_path, visit, is_on=False)
 
 
-@pytest.mark.check("X4", "the cookie of a session: no script reads it, and no page of another site sends it")
-def test_token_becomes_a_cookie(tmp_path: Path) -> None:
+@pytest.mark.check("X4", "a secret that only the page has, and no cookie, which a browser adds by itself")
+def test_token_becomes_a_secret(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         answer = await world.sign_in()
-        cookie = cookie_of(answer)
-        value = cookie.pop("")
-        assert cookie == {"Path": "/llamasup", "HttpOnly": "", "SameSite": "Strict"}
         shown = answer.json()
         assert shown == {
             "name": "console",
@@ -182,29 +200,11 @@ def test_token_becomes_a_cookie(tmp_path: Path) -> None:
             "config": True,
             "secret": shown["secret"],
         }
-        assert value
-        assert value != shown["secret"]
+        assert len(shown["secret"]) >= 43  # 256 bits
+        assert "set-cookie" not in answer.headers
         assert (await world.session()).json() == {name: shown[name] for name in shown if name != "secret"}
 
     run(tmp_path, visit)
-
-
-def test_cookie_is_secure_where_the_browser_used_https(tmp_path: Path) -> None:
-    async def visit(world: World) -> None:
-        token = await world.token()
-        answer = await world.http.post(
-            SESSION, json={"token": token}, headers={"origin": "https://llm.example"}
-        )
-        assert "Secure" in cookie_of(answer)
-
-    run(tmp_path, visit)
-
-
-def test_cookie_is_secure_if_the_page_is(tmp_path: Path) -> None:
-    async def visit(world: World) -> None:
-        assert "Secure" in cookie_of(await world.sign_in())
-
-    run(tmp_path, visit, page_url="https://llm.example:8443/llamasup/")
 
 
 @pytest.mark.check("X4", "401 for a token that was used, or is older than a minute")
@@ -221,6 +221,46 @@ def test_token_is_valid_once_and_for_a_minute(tmp_path: Path) -> None:
             assert (token not in answer.text) or len(token) < 2
 
     run(tmp_path, visit)
+
+
+def through_proxy(client: str) -> dict[str, str]:
+    """What the proxy adds to a request with a key."""
+    return {"x-llamasup-through-proxy": "1", "x-llamasup-client": client}
+
+
+@pytest.mark.check(
+    "X4", "a session that was opened with a token of a key has the rights of this key, and ends with it"
+)
+def test_token_of_a_key_inherits_its_rights_models_and_limits(tmp_path: Path) -> None:
+    lines = "watch name=watch rights=control\nadmin name=ann@home rights=inference,control models=tiny rpm=3"
+
+    async def visit(world: World) -> None:
+        for client, models in (("key:watch", None), ("key:ann%40home", ("tiny",))):
+            world.http.headers.pop("x-llamasup-console", None)
+            token = (await world.http.post(TOKEN, headers=through_proxy(client))).json()["token"]
+            shown = (await world.sign_in(token=token)).json()
+            assert f"key:{shown['name']}" == unquote(client)
+            if models is None:
+                assert shown["inference_key"] is None
+                continue
+            key = world.keys.ring.find((shown["inference_key"].encode(),))
+            assert key is not None
+            assert (key.controls, key.models, key.limits.requests_per_minute) == (False, models, 3)
+            # A page that is signed in gets tokens of its own key.
+            again = (await world.http.post(TOKEN, headers=through_proxy("key:console"))).json()["token"]
+            assert (await world.sign_in(token=again)).json()["name"] == shown["name"]
+
+    run(tmp_path, visit, key_lines=lines)
+
+
+@pytest.mark.check("X4", "403 for a token by a key that may not control")
+@pytest.mark.parametrize("client", ["key:phone", "key:revoked", "key:console", "x"])
+def test_other_key_gets_no_token(tmp_path: Path, client: str) -> None:
+    async def visit(world: World) -> None:
+        answer = await world.http.post(TOKEN, headers=through_proxy(client))
+        assert (answer.status_code, answer.json()["error"]["cause"]) == (403, "not_allowed")
+
+    run(tmp_path, visit, key_lines=KEYS)
 
 
 # --- keys
@@ -263,13 +303,12 @@ def test_body_of_another_shape_opens_no_session(tmp_path: Path, body: bytes) -> 
 # --- the end of a session
 
 
-def test_signed_out_browser_loses_its_cookie_and_its_key(tmp_path: Path) -> None:
+def test_signed_out_page_loses_its_session_and_its_key(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         key = (await world.sign_in()).json()["inference_key"].encode()
         assert world.keys.ring.find((key,)) is not None
         answer = await world.http.delete(SESSION)
         assert answer.json() == {"ended": True}
-        assert cookie_of(answer)["Max-Age"] == "0"
         assert world.keys.ring.find((key,)) is None
         assert (await world.session()).status_code == 401
         assert (await world.http.delete(SESSION)).json() == {"ended": False}
@@ -277,17 +316,17 @@ def test_signed_out_browser_loses_its_cookie_and_its_key(tmp_path: Path) -> None
     run(tmp_path, visit)
 
 
-@pytest.mark.check("X4", "401 for the cookie alone, which each program at a port of this machine may get")
-def test_cookie_without_the_secret_is_no_session(tmp_path: Path) -> None:
+@pytest.mark.check("X4", "401 for every other secret, and for a cookie")
+def test_other_secret_is_no_session(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
-        answer = await world.sign_in()
-        for secret in ("", "none", cookie_of(answer)[""], answer.json()["inference_key"]):
+        shown = (await world.sign_in()).json()
+        world.http.cookies.set("llamasup_session", shown["secret"], path="/llamasup")
+        for secret in ("", "none", PAGE_SECRET, shown["secret"][:-1], shown["inference_key"]):
             world.http.headers["x-llamasup-console"] = secret
-            shown = await world.session()
-            assert (shown.status_code, shown.json()["error"]["cause"]) == (401, "session")
+            answer = await world.session()
+            assert (answer.status_code, answer.json()["error"]["cause"]) == (401, "session")
             assert (await world.http.delete(SESSION)).json() == {"ended": False}
-        world.http.cookies.set("llamasup_session", cookie_of(answer)[""], path="/llamasup")
-        world.http.headers["x-llamasup-console"] = answer.json()["secret"]
+        world.http.headers["x-llamasup-console"] = shown["secret"]
         assert (await world.session()).status_code == 200
 
     run(tmp_path, visit)
@@ -303,23 +342,8 @@ def test_second_sign_in_of_a_browser_replaces_its_session(tmp_path: Path) -> Non
     run(tmp_path, visit)
 
 
-def test_cookie_keeps_the_ids_of_other_llamasups(tmp_path: Path) -> None:
-    """Browsers send the cookies of one port to all ports of a host."""
-
-    async def visit(world: World) -> None:
-        world.http.cookies.set("llamasup_session", "of-another", path="/llamasup")
-        value = cookie_of(await world.sign_in())[""]
-        assert value.split(".")[0] == "of-another"
-        world.http.cookies.clear()
-        answer = await world.http.delete(SESSION, headers={"cookie": f"llamasup_session={value}"})
-        assert cookie_of(answer)[""] == "of-another"
-        assert "Max-Age" not in cookie_of(answer)
-
-    run(tmp_path, visit)
-
-
-async def events_of(world: World, cookie: str | None) -> AsyncIterator[str]:
-    headers = {} if cookie is None else {"cookie": f"llamasup_session={cookie}"}  # the secret is set
+async def events_of(world: World, secret: str, **lines: str) -> AsyncIterator[str]:
+    headers = {"x-llamasup-console": secret, **lines}
     async with world.http.stream("GET", "/llamasup/v1/events", headers=headers) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
@@ -328,12 +352,11 @@ async def events_of(world: World, cookie: str | None) -> AsyncIterator[str]:
 
 def test_streams_of_a_session_end_with_it_and_others_continue(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
-        cookie = cookie_of(await world.sign_in())[""]
-        world.http.cookies.clear()
-        mine, other = events_of(world, cookie), events_of(world, None)
+        secret = (await world.sign_in()).json()["secret"]
+        mine, other = events_of(world, secret), events_of(world, "")
         for events in (mine, other):
             assert [await anext(events), await anext(events)] == ["state", "state"]
-        await world.http.delete(SESSION, headers={"cookie": f"llamasup_session={cookie}"})
+        await world.http.delete(SESSION)
         assert [event async for event in mine] == []
         world.fake.happens(3)
         assert await anext(other) == "state"
@@ -343,14 +366,32 @@ def test_streams_of_a_session_end_with_it_and_others_continue(tmp_path: Path) ->
 
 def test_stream_ends_when_the_key_of_its_session_is_removed(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
-        cookie = cookie_of(await world.sign_in(key="admin"))[""]
-        mine = events_of(world, cookie)
+        mine = events_of(world, (await world.sign_in(key="admin")).json()["secret"])
         assert await anext(mine) == "state"
         world.now_s += IDLE_S  # as at a change of the key file: the proxy looks each second
         world.keys.look()
         assert [event async for event in mine] == ["state"]
 
     run(tmp_path, visit, key_lines=KEYS)
+
+
+@pytest.mark.check("X4", "a stream of events or of a log ends with the key that asked for it")
+@pytest.mark.parametrize("line", ["", "admin name=ann rights=inference,control\n"])
+def test_stream_ends_when_its_key_is_removed_or_changed(tmp_path: Path, line: str) -> None:
+    async def visit(world: World) -> None:
+        headers = {"x-llamasup-client": "key:ann"}  # as the proxy adds it
+        events = events_of(world, "", **headers)
+        assert [await anext(events), await anext(events)] == ["state", "state"]
+        path.write_text(f"{line}other-key name=eve rights=control\n")
+        world.keys.look()
+        assert [event async for event in events] == []
+        gone = [event async for event in events_of(world, "", **headers)] if not line else []
+        assert gone == ["state"] * len(gone)
+
+    path = tmp_path / "keys"
+    path.write_text("admin name=ann rights=control\n")
+    path.chmod(0o600)
+    run(tmp_path, visit, key_file=path)
 
 
 def test_session_without_an_open_page_does_nothing(tmp_path: Path) -> None:

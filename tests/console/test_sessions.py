@@ -31,6 +31,7 @@ class FakeKeys:
         self.file = list(keys)
         self.minted: list[ApiKey] = []
         self.on_look: Callable[[], None] | None = None
+        self.epoch = 0
 
     @property
     def ring(self) -> KeyRing:
@@ -70,7 +71,7 @@ class World:
         return opened
 
     def acts_as(self, opened: Opened) -> ApiKey | None:
-        return self.sessions.key_of((opened.id.encode(),), opened.secret.encode())
+        return self.sessions.key_of(opened.secret.encode())
 
 
 @pytest.fixture
@@ -107,6 +108,22 @@ def test_only_the_newest_tokens_are_kept(world: World) -> None:
     tokens = [world.sessions.new_token() for _ in range(MAX_TOKENS + 1)]
     assert world.sessions.open_with_token(tokens[0]) is None
     assert world.sessions.open_with_token(tokens[1]) is not None
+
+
+def test_token_of_a_key_gives_the_rights_of_the_key(world: World) -> None:
+    opened = world.sessions.open_with_token(world.sessions.new_token(MONITOR))
+    assert opened is not None
+    assert (world.acts_as(opened), opened.session.inference_key) == (MONITOR, None)
+    world.keys.file = []
+    assert world.acts_as(opened) is None
+
+
+@pytest.mark.check("X4", "a token of a key that was changed or removed opens no session")
+@pytest.mark.parametrize("now", [[], [replace(ADMIN, controls=False)], [replace(ADMIN, models=("m",))]])
+def test_token_ends_with_its_key(world: World, now: list[ApiKey]) -> None:
+    token = world.sessions.new_token(ADMIN)
+    world.keys.file = now
+    assert world.sessions.open_with_token(token) is None
 
 
 # --- keys
@@ -153,20 +170,22 @@ def test_session_of_a_key_without_inference_has_no_key_for_it(world: World) -> N
 # --- the end of a session
 
 
-def test_session_is_found_by_its_id_alone(world: World) -> None:
+@pytest.mark.check("X4", "only the secret of a session gives its right")
+def test_session_is_found_by_its_secret_alone(world: World) -> None:
     first, second = world.sign_in(), world.sign_in()
-    assert first.id != second.id
-    assert world.sessions.find((b"other", first.id.encode())) is first.session
-    assert world.sessions.find((first.id.encode()[:-1], b"")) is None
-    assert world.sessions.find(()) is None
+    assert first.secret != second.secret
+    assert world.sessions.find(first.secret.encode()) is first.session
+    for secret in ("", first.secret[:-1], first.secret + " ", first.session.inference_key):
+        assert not world.sessions.has(str(secret).encode())
+        assert world.sessions.key_of(str(secret).encode()) is None
+    assert world.acts_as(first) is not None
 
 
-@pytest.mark.check("X4", "an id of a session gives no right without the secret of this session")
-def test_session_gives_no_right_without_its_secret(world: World) -> None:
-    opened, other = world.sign_in(), world.sign_in()
-    for secret in ("", opened.id, opened.session.inference_key, other.secret, opened.secret[:-1]):
-        assert world.sessions.key_of((opened.id.encode(),), str(secret).encode()) is None
-    assert world.acts_as(opened) is not None
+def test_change_of_the_keys_is_told_once(world: World) -> None:
+    world.keys.epoch += 1
+    for _ in range(2):
+        world.sessions.end_expired()
+    assert world.ended == 1
 
 
 def test_closed_session_gives_no_right_and_its_key_ends(world: World) -> None:
@@ -210,8 +229,8 @@ def test_one_session_more_than_allowed_ends_the_one_unused_for_the_longest_time(
     assert world.acts_as(opened[1]) is None
 
 
-@pytest.mark.check("X13", "no repr of a session shows its id")
-def test_opened_session_hides_its_id(world: World) -> None:
+@pytest.mark.check("X13", "no repr of a session shows its secret")
+def test_opened_session_hides_its_secret(world: World) -> None:
     opened = world.sign_in()
-    assert opened.id not in repr(opened)
+    assert opened.secret not in repr(opened)
     assert isinstance(opened.session, Session)

@@ -16,7 +16,7 @@ from scripts.vendor_console import VENDOR, Refused, for_the_page, mistakes, veri
 STATIC = VENDOR.parents[1]
 MOST_BYTES = 200_000
 OTHER_ADDRESS = re.compile(
-    r"""(?:src|href)=["'](?!/llamasup/|data:|#)[^"']*|(?:import|url)\(\s*["']?https?:[^)]*"""
+    r"""(?:src|href)=["'](?!assets/|data:|#)[^"']*|(?:import|url)\(\s*["']?https?:[^)]*"""
 )
 
 

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from llamasup.continuation.answer import NotContinued
+from llamasup.continuation.answer import Event, NotContinued
+from llamasup.continuation.apis import API_BY_ROUTE
 from llamasup.continuation.stream import Recording
 from llamasup.http.chunks import chunk
-from tests.continuation.streams import ChatServer, CompletionServer, MessagesServer, data, framed
+from tests.continuation.streams import (
+    ChatServer,
+    CompletionServer,
+    MessagesServer,
+    ResponsesServer,
+    data,
+    framed,
+)
 
 CHAT = {**ChatServer.body, "max_tokens": 2}
 
@@ -130,6 +138,80 @@ def test_progress_of_the_prompt_is_not_sent_again() -> None:
     begun = {"content": "Once", "tokens": [1]}
     got = joined(CompletionServer.route, CompletionServer.body, [{"prompt_progress": {}}, begun], [progress])
     assert got == []
+
+
+def progressing(event: dict[str, Any]) -> dict[str, Any]:
+    """As b10068 sends them with ``return_progress``: such an event may have the begun text."""
+    return {**event, "prompt_progress": {"total": 9, "cache": 0, "processed": 9, "time_ms": 1}}
+
+
+@pytest.mark.parametrize("more", ["", " a"])
+def test_begun_text_that_comes_with_the_progress_of_the_prompt_is_compared(more: str) -> None:
+    first = [progressing(delta("")), delta("Once"), delta(" upon")]
+    opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}
+    second = [opening, progressing(delta("Once upon" + more)), progressing(opening), opening, delta(" time")]
+    got = joined(ChatServer.route, ChatServer.body, first, second)
+    assert got == [*([delta(more)] if more else []), delta(" time")]
+    with pytest.raises(NotContinued, match="another way"):
+        joined(ChatServer.route, ChatServer.body, first, [progressing(delta("Once more"))])
+    with_nothing = joined(
+        ChatServer.route, ChatServer.body, first, [progressing({"choices": []}), delta("Once upon a")]
+    )
+    assert with_nothing == [delta(" a")]
+
+
+def test_progress_in_responses_is_not_sent_again() -> None:
+    opening = [
+        {"type": "response.created", "response": {"id": "r1"}},
+        {"type": "response.in_progress", "response": {"id": "r1"}},
+    ]
+    text = {"type": "response.output_text.delta", "delta": "Once"}
+    again = [
+        *opening,
+        progressing(text),
+        progressing(opening[1]),
+        {**text, "delta": " there"},
+    ]
+    got = joined(
+        ResponsesServer.route, ResponsesServer.body, [*opening, progressing(opening[1]), text], again
+    )
+    assert got == [{**text, "delta": " there"}]
+
+
+def test_tokens_are_counted_as_the_stream_itself_counts_them() -> None:
+    """Text that a stop string has held back comes in one event, and what the client has begun is no token."""
+    held = {**delta(" there was"), "timings": {"predicted_n": 4}}
+    for first, pieces in (
+        ([delta("Once"), held], 4),
+        ([progressing(delta("Once")), delta(" there")], 1),
+    ):
+        sent = API_BY_ROUTE[ChatServer.route].sent(Event("", data) for data in first)
+        assert sent.pieces == pieces
+
+
+@pytest.mark.parametrize(
+    ("more", "event", "uncounted"),
+    [
+        ({}, delta("Once"), ""),
+        ({}, delta("Ünce"), "Ünce"),
+        ({"stop": ["z"]}, delta("Once"), "Once"),
+        ({"stop": "z"}, delta("Once"), "Once"),
+        ({"stop": []}, delta("Once"), ""),
+        ({"stop": ["z"]}, {**delta("Once"), "timings": {"predicted_n": 2}}, ""),
+    ],
+)
+def test_text_whose_events_may_have_several_tokens_is_to_be_counted(
+    more: dict[str, Any], event: dict[str, Any], uncounted: str
+) -> None:
+    record = Recording(ChatServer.route, json.dumps({**ChatServer.body, "max_tokens": 9, **more}).encode())
+    record.begin(lambda _: None)
+    for read in framed([data(event)]):
+        record.relay(read)
+    record.continued_body()
+    assert record.uncounted == uncounted
+    known = json.loads(record.continued_body(5))
+    assert known["max_tokens"] == 4
+    assert record.pieces == 5
 
 
 def test_completion_with_few_fields_is_joined() -> None:

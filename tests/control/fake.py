@@ -22,6 +22,7 @@ from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import InstanceGauges, Metrics, NodeGauges
 from llamasup.observability.last_hour import LastHour
+from llamasup.observability.own_log import OwnLog
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.live.state import InFlight
 from llamasup.queueing.endpoint import Endpoint
@@ -84,6 +85,7 @@ class FakeControlTarget:
         self.error: LlamasupError | None = None
         self.config_access: ConfigAccess | None = None
         self.last_hour = LastHour(monotonic())
+        self.own_log = OwnLog()
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
@@ -237,7 +239,14 @@ async def served(
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         requests = LiveRequests(fake.connections, fake.query_slots)
         server = ControlServer(
-            path, fake, Metrics(), requests, fake.last_hour, make_console, usage=fake.usage
+            path,
+            fake,
+            Metrics(),
+            requests,
+            fake.last_hour,
+            make_console,
+            usage=fake.usage,
+            own_log=fake.own_log,
         )
         server.start(tasks)
         try:

@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.errors import ControlFailed, NotRunning
+from llamasup.errors import ControlFailed, NotAllowed, NotRunning
 from tests.control.fake import PATIENCE_S
 
 
 class Other:
     """Another program, which gives everybody the same answer and keeps what it was told."""
 
-    def __init__(self, body: bytes, certificate: tuple[str, str] | None) -> None:
+    def __init__(self, body: bytes, certificate: tuple[str, str] | None, status: bytes) -> None:
         self.heard = b""
-        self._body = body
+        self._body, self._status = body, status
         self._tls = None
         if certificate is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -39,13 +39,18 @@ class Other:
             talk = client if self._tls is None else self._tls.wrap_socket(client, server_side=True)
             with talk:
                 self.heard += talk.recv(65536)
-                head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(self._body)
+                head = b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (
+                    self._status,
+                    len(self._body),
+                )
                 talk.sendall(head + self._body)
 
 
 @contextmanager
-def another(body: bytes, certificate: tuple[str, str] | None = None) -> Iterator[Other]:
-    other = Other(body, certificate)
+def another(
+    body: bytes, certificate: tuple[str, str] | None = None, status: bytes = b"200 OK"
+) -> Iterator[Other]:
+    other = Other(body, certificate, status)
     thread = threading.Thread(target=other.run)
     thread.start()
     try:
@@ -87,6 +92,18 @@ def test_other_program_is_detected(body: bytes) -> None:
         if body[:1] != b"{":
             with pytest.raises(ControlFailed, match="does not answer POST"):
                 client.load("tiny")
+
+
+@pytest.mark.parametrize(
+    ("api_key", "remedy"), [(None, "--api-key-file"), ("sk-old", "Perhaps it was revoked.")]
+)
+def test_refused_key_has_the_remedy_of_a_command(api_key: str | None, remedy: str) -> None:
+    refusal = b'{"error":{"message":"no","cause":"api_key","remedy":"perhaps it was revoked"}}'
+    with another(refusal, status=b"401 Unauthorized") as other:
+        address = ControlAddress(f"http://127.0.0.1:{other.port}", api_key=api_key)
+        with ControlClient(address) as client, pytest.raises(NotAllowed) as caught:
+            client.status()
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("event", [b"data: {", b"data: " + b"[" * 100_000])

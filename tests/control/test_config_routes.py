@@ -18,6 +18,7 @@ from llamasup.errors import Conflict
 from tests.control.fake import FakeControlTarget, served
 
 V1 = "/llamasup/v1"
+OF_CLIENT = {"X-Llamasup-Through-Proxy": "1"}
 WITH_BODY = [("PUT", "/config"), ("POST", "/config/check"), ("POST", "/plan")]
 
 
@@ -26,24 +27,31 @@ class FakeConfig:
 
     def __init__(self) -> None:
         self.text = "old"
+        self.trusted: list[bool] = []
 
     async def show(self) -> Mapping[str, Any]:
         return {"file": "/c.yaml", "text": self.text, "version": self.text, "writable": True}
 
-    async def check(self, text: str) -> Mapping[str, Any]:
+    async def check(self, text: str, *, trusted: bool) -> Mapping[str, Any]:
+        self.trusted.append(trusted)
         mistakes = [{"line": 1, "key": "x", "message": "bad"}] if "bad" in text else []
         return {"ok": not mistakes, "mistakes": mistakes, "changes": None if mistakes else {}}
 
-    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
+    async def replace(self, text: str, version: str, *, trusted: bool) -> Mapping[str, Any]:
         if version != self.text:
             raise Conflict("The config has changed since this text was read.")
-        if mistakes := (await self.check(text))["mistakes"]:
+        if mistakes := (await self.check(text, trusted=trusted))["mistakes"]:
             raise ConfigMistakes("/c.yaml", mistakes)
         self.text = text
         return {"changed": ["tiny"]}
 
 
-def asked(fake: FakeControlTarget, folder: Path, *requests: tuple[str, str, Any]) -> list[httpx.Response]:
+def asked(
+    fake: FakeControlTarget,
+    folder: Path,
+    *requests: tuple[str, str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> list[httpx.Response]:
     """The answers to (method, path, body)."""
 
     async def all_of_them() -> list[httpx.Response]:
@@ -51,7 +59,7 @@ def asked(fake: FakeControlTarget, folder: Path, *requests: tuple[str, str, Any]
             transport = httpx.AsyncHTTPTransport(uds=path)
             async with httpx.AsyncClient(transport=transport, base_url=f"http://localhost{V1}") as http:
                 return [
-                    await http.request(method, target, content=_content(body))
+                    await http.request(method, target, content=_content(body), headers=headers)
                     for method, target, body in requests
                 ]
 
@@ -85,6 +93,18 @@ def test_memory_and_plan_are_those_of_the_service(fake: FakeControlTarget, tmp_p
     assert (unknown.status_code, unknown.json()["error"]["cause"]) == (404, "model_not_found")
 
 
+@pytest.mark.check("X4", "a plan for a client connects to no host; 403")
+def test_plan_for_a_client_names_no_hosts(fake: FakeControlTarget, tmp_path: Path) -> None:
+    plan = ("POST", "/plan", {"model": "tiny", "settings": {"ctx_size": 512, "rpc": ["10.0.0.1:1"]}})
+    (answer,) = asked(fake, tmp_path, plan, headers=OF_CLIENT)
+    assert (answer.status_code, answer.json()["error"]["cause"]) == (403, "not_allowed")
+
+
+def test_plan_of_the_private_socket_may_name_hosts(fake: FakeControlTarget, tmp_path: Path) -> None:
+    plan = ("POST", "/plan", {"model": "tiny", "settings": {"rpc": ["10.0.0.1:1"]}})
+    assert asked(fake, tmp_path, plan)[0].status_code == 200
+
+
 def test_history_has_the_times_of_its_steps(fake: FakeControlTarget, tmp_path: Path) -> None:
     (answer,) = asked(fake, tmp_path, ("GET", "/history", None))
     history = answer.json()
@@ -110,6 +130,19 @@ def test_config_is_shown_checked_and_replaced(fake: FakeControlTarget, tmp_path:
     assert check.json() == {"ok": True, "mistakes": [], "changes": {}}
     assert (changed.status_code, changed.json()) == (200, {"changed": ["tiny"]})
     assert after.json()["text"] == "new"
+
+
+@pytest.mark.parametrize(("headers", "trusted"), [({}, True), (OF_CLIENT, False)])
+def test_only_requests_of_the_private_socket_are_trusted(
+    fake: FakeControlTarget, tmp_path: Path, headers: Mapping[str, str], trusted: bool
+) -> None:
+    changes = [
+        ("PUT", "/config", {"text": "new", "version": "old"}),
+        ("POST", "/config/check", {"text": "x"}),
+    ]
+    asked(fake, tmp_path, *changes, headers=headers)
+    assert isinstance(fake.config_access, FakeConfig)
+    assert fake.config_access.trusted == [trusted, trusted]
 
 
 def test_stale_version_and_invalid_text_change_nothing(fake: FakeControlTarget, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_only_running_llamasup_is_selected() -> None:
 
 
 def test_several_llamasups_are_listed_to_choose_from() -> None:
-    with pytest.raises(UsageInvalid, match="4 llamasups run here") as raised:
+    with pytest.raises(UsageInvalid, match="Four llamasup processes are running:") as raised:
         select_running(Discovered((ONE, TWO, EMPTY), (Unresponsive(20, "hangs"),)), None)
     assert raised.value.details == (
         "--pid 11  http://127.0.0.1:8080  tiny (ready)",
@@ -30,7 +30,7 @@ def test_several_llamasups_are_listed_to_choose_from() -> None:
 
 
 def test_hanging_llamasup_makes_the_selection_ambiguous() -> None:
-    with pytest.raises(UsageInvalid, match="2 llamasups"):
+    with pytest.raises(UsageInvalid, match="Two llamasup"):
         select_running(Discovered((ONE,), (Unresponsive(20, "hangs"),)), None)
 
 
@@ -52,7 +52,7 @@ def test_unresponsive_llamasup_is_reported_with_its_reason(
 
 
 def test_no_llamasup_is_an_error_that_lists_closed_services() -> None:
-    with pytest.raises(NotRunning, match="No llamasup runs here") as raised:
+    with pytest.raises(NotRunning, match="No llamasup is running on this machine for this user") as raised:
         select_running(Discovered(), None)
     assert "sudo" not in raised.value.remedy
     with pytest.raises(NotRunning) as raised:

@@ -39,7 +39,7 @@ def llama_8b(**changes: Any) -> ModelFacts:
     weights = 4_920_000_000
     shape = {
         "layers": 32,
-        "context_length": 131_072,
+        "context_length": 8192,
         "embedding_length": 4096,
         "feed_forward_lengths": (14_336,) * 32,
         "head_counts": (32,) * 32,
@@ -134,7 +134,7 @@ def test_less_memory_means_fewer_slots_then_quantized_cache_then_shorter_context
         plans.model(),
         plans.model(context_length=3000),
         plans.model(key_length=80, value_length=80),
-        plans.model(mtp_layers=1),
+        plans.model(mtp_layers=1, drafts_itself=True),
         plans.model(sliding_window=1024, sliding_layers=(True, False) * 16),
         plans.model(head_counts_kv=(1,) * 32, key_length=576, value_length=512, mla=True),
         plans.bert(),

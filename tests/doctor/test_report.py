@@ -119,6 +119,14 @@ def test_old_build_lists_missing_capabilities() -> None:
     assert only("capabilities", runtimes=(bare,)).found.startswith("no optional features; not Unix sockets")
 
 
+def test_ffmpeg_is_shown_or_advised() -> None:
+    assert "are on PATH" in only("ffmpeg", has_ffmpeg=True).found
+    missing = only("ffmpeg", has_ffmpeg=False)
+    assert is_advice(missing)
+    assert "WebP" in missing.found
+    assert checks("ffmpeg", has_ffmpeg=None) == checks("ffmpeg", has_ffmpeg=False, runtimes=(NONE,)) == []
+
+
 def test_model_check_shows_facts_or_error() -> None:
     assert checks("model") == []
     assert only("model", model=ModelFact("tiny", "llama decoder")).found == "tiny: llama decoder"
@@ -370,7 +378,7 @@ def test_inherited_settings_are_listed_without_values() -> None:
     assert checks("environment") == []
     environ = {"LLAMA_ARG_CTX_SIZE": "1", "LLAMA_API_KEY": "sesame", "LLAMASUP_API_KEY": "k", "HOME": "/"}
     check = only("environment", environ=environ)
-    assert check.found == "not passed on: LLAMA_API_KEY, LLAMA_ARG_CTX_SIZE"
+    assert check.found.endswith("LLAMA_API_KEY (use --api-key-file), LLAMA_ARG_CTX_SIZE (use --ctx-size).")
     assert is_advice(check)
 
 

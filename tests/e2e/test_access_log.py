@@ -206,3 +206,27 @@ def test_slow_request_is_logged_with_its_phases(tiny_model: Path, fake_server: F
     slow = [line for line in running.stderr if line.startswith("slow: ")]
     assert 10 <= len(slow) < 20  # the rest is only counted
     assert all("POST /completion" in line and "in llama-server" in line and "[r]" in line for line in slow)
+
+
+def test_log_line_and_terminal_say_why_a_request_was_refused(
+    tiny_model: Path, fake_server: FakeServer, tmp_path: Path
+) -> None:
+    path, keys = tmp_path / "access.log", tmp_path / "keys"
+    keys.write_text("sk-a name=alice rpm=1\n")
+    keys.chmod(0o600)
+    options = ("--api-key-file", str(keys), "--access-log", str(path))
+    with llamasup(tiny_model, "--runtime", fake_server(), *options) as running:
+        running.wait_for("ready")
+        with httpx.Client(base_url=running.url, headers={"Authorization": "Bearer sk-a"}) as client:
+            assert client.post("/completion", json={"prompt": "a"}).status_code == 200
+            assert client.post("/completion", json={"prompt": "a"}).status_code == 429
+            assert client.get("/slots", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert running.stop() == 0
+        said = running.stderr_text
+    answered, limited, stranger = lines_of(path)
+    assert (answered["client"], answered["cause"]) == ("key:alice", None)
+    assert (limited["client"], limited["cause"]) == ("key:alice", "key_requests")
+    assert (stranger["client"], stranger["cause"]) == ("127.0.0.1", "api_key")
+    assert "alice  429" in said
+    assert "(refused: key requests)" in said
+    assert "(refused: api key)" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.driver import llamasup, run_to_end
+from tests.e2e.driver import llamasup, run_to_end, started
 from tests.kit.children import NewChildren
 
 
@@ -232,3 +232,18 @@ def test_errors_of_output_options_show_the_invalid_value(
     option: str, value: str, run_tiny: tuple[str, ...]
 ) -> None:
     refused(2, (option, value), *run_tiny, option, value)
+
+
+# --- the environment ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_variables_of_llama_server_are_named_with_their_options(
+    command: str, tiny_model: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1024")
+    model = [str(tiny_model)] if command == "run" else ["--models-dir", str(tiny_model.parent)]
+    with started(command, *model, "--port", "0", "--runtime", fake_server()) as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+        assert running.stderr_text.count("LLAMA_ARG_CTX_SIZE (use --ctx-size)") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,48 @@ def test_batch_runs_on_a_running_llamasup_and_is_listed(
     assert shown("status", str(output)) == listed
     assert listed["id"] in run_to_end("batch", "list").stdout
     assert "completed: 50 of 50 lines" in run_to_end("batch", "status", listed["id"]).stdout
+
+
+def test_certificate_that_is_not_trusted_ends_the_batch_at_once(
+    fake_server: ServerMaker,
+    tiny_model: Path,
+    own_folders: Path,
+    source: Path,
+    tmp_path: Path,
+    certificate: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain, key = certificate
+    words = ("batch", "run", str(source), "-o", str(tmp_path / "out.jsonl"))
+    with llamasup(tiny_model, "--runtime", fake_server(), "--tls-cert", chain, "--tls-key", key) as running:
+        url = running.wait_for("ready")["url"]
+        refused = run_to_end(*words, "--url", url)
+        assert refused.returncode == 69
+        assert "Trust the CA of its certificate: SSL_CERT_FILE=FILE." in refused.stderr
+        monkeypatch.setenv("SSL_CERT_FILE", chain)
+        done = run_to_end(*words, "--url", url)
+        assert done.returncode == 0, done.stderr
+        assert running.stop() == 0
+
+
+def test_batch_says_that_nobody_listens(own_folders: Path, source: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    words = ("batch", "run", str(source), "-o", str(tmp_path / "out.jsonl"), "--url", url)
+    with subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True) as batch:
+        try:
+            assert batch.stderr is not None
+            assert f"waiting: No llamasup answers at {url}" in batch.stderr.readline()
+            eventually(
+                lambda: (
+                    f"answers at {url}" in (shown("status", str(tmp_path / "out.jsonl"))["waiting"] or "")
+                ),
+                "the reason in the status",
+            )
+            text = run_to_end("batch", "status", str(tmp_path / "out.jsonl")).stdout
+            assert f"running, waiting (No llamasup answers at {url}" in text
+        finally:
+            batch.terminate()
 
 
 def test_batch_starts_a_llamasup_and_fills_a_template(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -111,6 +114,12 @@ def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
     assert run_to_end("logs", "-n", "0").stdout == ""
 
 
+def test_own_log_has_the_lines_of_llamasup(running: Llamasup) -> None:
+    own = run_to_end("logs", "--own").stdout
+    assert re.search(r"(?m)^\d{4}-\d\d-\d\dT[\d:]{8}[+-]\d\d:\d\d info: .*http://127\.0\.0\.1:\d+", own), own
+    assert run_to_end("logs", "--own", "-n", "1").stdout == own.splitlines(keepends=True)[-1]
+
+
 # --- changing ----------------------------------------------------------------------------------------
 
 
@@ -188,7 +197,10 @@ def test_stop_ends_a_wrapped_command(tiny_model: Path, fake_server: Callable[...
 def test_every_command_reports_that_no_llamasup_runs(arguments: tuple[str, ...]) -> None:
     done = run_to_end(*arguments)
     assert (done.returncode, done.stdout) == (69, "")
-    assert "No llamasup runs here.\n  → Start one: llamasup run MODEL" in stderr_of(done)
+    assert (
+        "No llamasup is running on this machine for this user.\n  → Start one: llamasup run MODEL"
+        in stderr_of(done)
+    )
 
 
 def test_command_with_two_running_llamasups_requires_a_choice(
@@ -203,6 +215,14 @@ def test_command_with_two_running_llamasups_requires_a_choice(
                 unclear
             )
         assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
+        everyone = run_to_end("ps").stdout
+        for llamasup_process, name in ((running, "tiny"), (other, "other")):
+            assert f"--pid {llamasup_process.pid}  {llamasup_process.url}\n" in everyone
+            assert f"\n{name} " in everyone
+        together = json.loads(run_to_end("ps", "--json").stdout)
+        shown = {(model["pid"], model["id"]) for model in together["models"]}
+        assert shown == {(running.pid, "tiny"), (other.pid, "other")}
+        assert {each["url"] for each in together["llamasups"]} == {running.url, other.url}
         wrong = run_to_end("ps", "--pid", str(os.getpid()))
         assert wrong.returncode == 69
         assert f"with process ID {os.getpid()}" in stderr_of(wrong)
@@ -211,12 +231,37 @@ def test_command_with_two_running_llamasups_requires_a_choice(
         assert run_to_end("ps").returncode == 0  # one is left
 
 
+@pytest.mark.parametrize("form", ["{}", "http://127.0.0.1:{}/v1", "localhost:{}/", "http://[::1]:{}"])
+def test_url_of_a_local_llamasup_needs_no_key(form: str, running: Llamasup) -> None:
+    port = running.url.rpartition(":")[2]
+    url = form.format(port) if form != "{}" else running.url
+    done = run_to_end("unload", "--url", url)
+    assert done.returncode == 0, done.stderr
+    assert run_to_end("ps", env={**os.environ, "LLAMASUP_URL": url}).returncode == 0
+
+
+def test_top_says_that_llamasup_has_ended(running: Llamasup) -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, 100))
+    options: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command("top", "--pid", str(running.pid)), **options) as top:
+        os.close(slave)
+        assert os.read(master, 65_536)  # the first screen
+        assert running.stop() == 0
+        with suppress(OSError):  # EIO: top has closed its terminal
+            while os.read(master, 65_536):
+                pass
+        _, said = top.communicate(timeout=PATIENCE_S)
+    os.close(master)
+    assert (top.returncode, said) == (0, "llamasup has ended.\n")
+
+
 def test_killed_llamasup_does_not_count_as_running(running: Llamasup) -> None:
     os.kill(running.pid, signal.SIGKILL)
     running.end()
     done = run_to_end("ps")
     assert done.returncode == 69
-    assert "No llamasup runs here." in stderr_of(done)
+    assert "No llamasup is running on this machine for this user." in stderr_of(done)
 
 
 def test_suspended_llamasup_does_not_block_commands_forever(running: Llamasup) -> None:
@@ -234,6 +279,7 @@ def test_suspended_llamasup_does_not_block_commands_forever(running: Llamasup) -
     [
         (("load", "tinny"), 66, "No model 'tinny' is served here.\n  → The nearest is 'tiny'."),
         (("logs", "nosuch"), 66, "No model 'nosuch'"),
+        (("logs", "--own", "tiny"), 2, "--own shows the lines of llamasup itself"),
         (("logs", "-n", "-1"), 2, "-1 is less than 0"),
         (("logs", "-n", "10001"), 2, "10001 is more than 10000"),
         (("ps", "--pid", "x"), 2, "'x' is not a whole number"),
@@ -262,9 +308,8 @@ def test_control_over_tcp_requires_a_key_with_the_right(
     keys.chmod(0o600)
     with llamasup(tiny_model, "--runtime", fake_server(), "--api-key-file", str(keys)) as running:
         environ = {**os.environ, "LLAMASUP_URL": running.url}
-        without = run_to_end("ps", env=environ)
-        assert without.returncode == 77
-        assert "an API key is required" in stderr_of(without)
+        without = httpx.get(f"{running.url}/llamasup/v1/status")
+        assert (without.status_code, without.json()["error"]["cause"]) == (401, "api_key")
         inference = run_to_end("stop", env={**environ, "LLAMASUP_API_KEY": "for-all"})
         assert inference.returncode == 77
         assert "the key 'a' has only the right `inference`" in stderr_of(inference)
@@ -285,7 +330,8 @@ def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
     """llama-server itself, for example."""
     server = (fake_server(), "--model", str(tiny_model), "--host", "127.0.0.1", "--port", "0")
     with wrapped(*server) as running:
-        done = run_to_end("ps", "--url", running.url)
+        with_key = {**os.environ, "LLAMASUP_API_KEY": "x"}  # without, the command takes the private socket
+        done = run_to_end("ps", "--url", running.url, env=with_key)
         assert done.returncode == 69
         assert "does not know GET /llamasup/v1/status" in stderr_of(done)
         assert running.stop() == 0

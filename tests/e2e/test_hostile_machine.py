@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.driver import Llamasup, is_alive, llamasup, seconds_until_gone
+from tests.e2e.driver import Llamasup, is_alive, llamasup, run_to_end, seconds_until_gone
+from tests.kit.fake_server import install
 
 ServerMaker = Callable[..., str]
 DAY_S = 86_400
@@ -81,6 +83,101 @@ def test_unwritable_folder_does_not_prevent_serving(
         reported = [warning for warning in warnings(running) if "output is not kept" in warning]
         assert len(reported) == (1 if place == "state" else 0)
         assert not folder.exists()
+
+
+def nobody(*variables: str, uid: int = 1000670000) -> list[str]:
+    """Runs what follows as a user without a name, which may read all files, with these variables alone."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("another user needs root and setpriv")
+    reads = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"]
+    user = ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", *reads]
+    path = f"PATH={os.environ['PATH']}"
+    return [*user, "--bounding-set=-all,+dac_read_search", "env", "-i", path, *variables]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        [],
+        ["HOME=/"],
+        ["HOME=/nonexistent"],
+        ["HOME=/dev/null"],
+        ["HOME=", "USER=nobody"],
+        ["HOME=/proc/self", "XDG_CACHE_HOME=relative"],
+    ],
+    ids=" ".join,
+)
+def test_user_without_a_home_is_served_and_told_that_nothing_is_kept(
+    variables: list[str],
+) -> None:
+    """OpenShift runs each container as a random user."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    place.chmod(0o777)
+    prefix = nobody(*variables, f"TMPDIR={place}")
+    words = ["--runtime", str(install(place / "llama-server")), "--log-format", "json"]
+    try:
+        with llamasup("demo", *words, prefix=prefix, cwd=place) as running:
+            running.wait_for("ready")
+            assert asked(running) == 200
+            assert running.stop() == 0
+            (warning,) = warnings(running)
+        assert "nor the usage and what was measured" in warning
+        assert "Set HOME or XDG_STATE_HOME" in warning
+    finally:
+        shutil.rmtree(place)
+
+
+READ_ONLY = {"HOME": "/proc", "XDG_CACHE_HOME": "", "XDG_STATE_HOME": "", "XDG_RUNTIME_DIR": "/proc"}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR", "RUNTIME_DIRECTORY"])
+def test_one_writable_folder_is_enough(variable: str, fake_server: ServerMaker, tmp_path: Path) -> None:
+    """``docker run --read-only --tmpfs FOLDER``: nothing else can be written, not even by root."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    env = {**os.environ, **READ_ONLY, "TMPDIR": "/proc", variable: str(place)}
+    try:
+        with llamasup("demo", "--runtime", fake_server(), env=env, cwd=tmp_path) as running:
+            running.wait_for("ready")
+            assert asked(running) == 200
+            assert running.stop() == 0
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("command", [["plan", "demo"], ["run", "demo", "--port=0"], ["serve", "--port=0"]])
+def test_machine_without_a_writable_folder_is_told_to_set_one(
+    command: list[str], fake_server: ServerMaker, tmp_path: Path
+) -> None:
+    env = {**os.environ, **READ_ONLY, "TMPDIR": "/proc"}
+    words = ["--models-dir", str(tmp_path)] if command[0] == "serve" else []
+    done = run_to_end(*command, *words, "--runtime", fake_server(), env=env)
+    assert done.returncode == 73, done.stderr
+    assert "cannot use /proc" in done.stderr
+    assert "Set TMPDIR or XDG_RUNTIME_DIR" in done.stderr
+
+
+def test_plan_needs_no_writable_folder(fake_server: ServerMaker, tiny_model: Path) -> None:
+    env = {**os.environ, **READ_ONLY, "TMPDIR": "/proc"}
+    done = run_to_end("plan", str(tiny_model), "--runtime", fake_server(), env=env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_limit_of_processes_is_named(tasks: int) -> None:
+    """``docker run --pids-limit``; Mattermost's image has 200."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("needs prlimit")
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    place.chmod(0o777)
+    limited = [*nobody(f"TMPDIR={place}", uid=1000670000 + tasks), "prlimit", f"--nproc={tasks}"]
+    server = str(install(place / "llama-server"))
+    try:
+        done = run_to_end("run", "demo", "--port=0", "--runtime", server, prefix=limited, cwd=place)
+        assert done.returncode == 71, done.stderr
+        assert "the limit of processes and threads is reached" in done.stderr
+        assert "--pids-limit" in done.stderr
+    finally:
+        shutil.rmtree(place)
 
 
 # --- clocks --------------------------------------------------------------------------------------

@@ -308,7 +308,8 @@ def test_broken_file_does_not_hide_the_other_files(mixed: Path) -> None:
 def test_lines_are_wrapped_between_words_on_a_narrow_terminal(mixed: Path) -> None:
     wide = inspected(mixed, mixed / "good.gguf", mixed / "lora.gguf").stdout
     narrow = on_terminal(command("inspect", *map(str, (mixed, mixed / "good.gguf", mixed / "lora.gguf"))), 60)
-    assert narrow.split() == wide.split()
+    # The free memory of the machine is not twice the same.
+    assert re.sub(r"[\d.]+", "N", narrow).split() == re.sub(r"[\d.]+", "N", wide).split()
     assert max(map(len, wide.splitlines())) > 100
     # The first columns of a table are what they are.
     assert max(len(line) for line in narrow.splitlines() if ":" in line) <= 76

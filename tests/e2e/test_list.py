@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from tests.e2e.driver import run_to_end
 from tests.kit import models
 
@@ -56,22 +57,42 @@ def test_models_are_listed_by_the_names_for_requests(tmp_path: Path) -> None:
     assert models_json["big"]["files"] == len(parts)
     assert models_json["big"]["file_bytes"] == sum(part.stat().st_size for part in parts)
     assert models_json["a-b"]["class"] == "decoder"
+    assert models_json["a-b"]["output_modalities"] == ["text"]
+    assert models_json["x-Q4_K_M"]["output_modalities"] == ["embeddings"]
     assert models_json["a-b"]["path"] == str(tmp_path / "a b.gguf")
 
 
 def test_broken_models_get_a_row_and_unserved_files_a_line_on_stderr(tmp_path: Path) -> None:
     put(tmp_path / "cut.gguf", models.truncated_decoder(0.25))
-    put(tmp_path / "one/same.gguf")
+    put(tmp_path / "same.gguf")
     put(tmp_path / "two/same.gguf", models.tiny_encoder())
-    done = listed(tmp_path)
-    (row,) = done.stdout.splitlines()[1:]
+    assert "cut" not in listed(tmp_path).stdout + listed(tmp_path).stderr
+    done = listed(tmp_path, "--all")
+    row, other = done.stdout.splitlines()[1:]
     assert row.split()[:2] == ["cut", "broken"]
+    assert other.split()[:2] == ["two/same", "encoder"]
     assert "truncated: 169040 of 676160 bytes" in row
-    assert "2 files have the name 'same'" in done.stderr
-    assert str(tmp_path / "two/same.gguf") in done.stderr
-    models_json = as_json(tmp_path)
+    assert f"2 files have the name 'same', so {tmp_path / 'same.gguf'} is not served" in " ".join(
+        done.stderr.split()
+    )
+    models_json = as_json(tmp_path, "--all")
     assert {problem["cause"] for problem in models_json["problems"]} == {"same_id", "model_invalid"}
     assert models_json["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
+
+
+def test_files_that_are_no_models_are_listed_with_all(tmp_path: Path) -> None:
+    put(tmp_path / "x.gguf")
+    put(tmp_path / "lora.gguf", models.tiny_lora())
+    keys: dict[str, KeyValue] = {"general.architecture": "qwen_image", "general.file_type": 7}
+    put(tmp_path / "qwen-image-Q8_0.gguf", write_gguf(keys, [(TensorPlan("a", (64,)), bytes(256))]))
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "blobs" / "gone")
+    assert [row.split()[0] for row in listed(tmp_path).stdout.splitlines()[1:]] == ["x"]
+    rows = [row.split()[:2] for row in listed(tmp_path, "--all").stdout.splitlines()[1:]]
+    assert rows == [["gone", "broken"], ["x", "decoder"], ["lora", "lora"], ["qwen-image-Q8_0", "other"]]
+    assert "qwen-image-Q8_0.gguf: an image or video model" in listed(tmp_path, "--all").stdout
+    assert [model["id"] for model in as_json(tmp_path)["models"]] == ["x"]
+    *_, image = as_json(tmp_path, "--all")["models"]
+    assert (image["class"], image["contents"]) == ("other", "an image or video model (qwen_image)")
 
 
 def test_attachments_are_shown_with_their_model(tmp_path: Path) -> None:
@@ -140,3 +161,13 @@ def test_thousand_models_are_listed(tmp_path: Path) -> None:
         shutil.copy(first, top / f"m-{number:04}.gguf")
     assert len(as_json(top)["models"]) == 1000
     assert len(listed(top).stdout.splitlines()) == 1001
+
+
+def test_decision_models_are_listed_as_such_even_of_unknown_types(tmp_path: Path) -> None:
+    for kind in ("lev", "kev", "future-d9"):
+        put(tmp_path / f"{kind}.gguf", models.tiny_decider(kind))
+    found = {model["id"]: model for model in as_json(tmp_path)["models"]}
+    assert {(model["class"], *model["output_modalities"]) for model in found.values()} == {
+        ("decision", "decisions")
+    }
+    assert found.keys() == {"lev", "kev", "future-d9"}

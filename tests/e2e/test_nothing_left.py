@@ -64,6 +64,18 @@ def is_served(running: Llamasup) -> bool:
     return httpx.get(f"{running.url}/health").status_code == 200
 
 
+def test_file_that_signs_a_browser_in_goes_with_its_llamasup(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server()) as running:
+        running.wait_for("ready")
+        opened = run_to_end("ui", "--pid", str(running.pid), env={**os.environ, "BROWSER": "true"})
+        assert opened.returncode == 0, opened.stderr
+        assert len(list((own_folders / "run").rglob("console-*.html"))) == 1
+        assert running.stop() == 0
+    assert list((own_folders / "run" / "llamasup").iterdir()) == []
+
+
 # --- llamasup is killed --------------------------------------------------------------------------
 
 

@@ -70,14 +70,17 @@ def test_plan_that_run_refuses_is_shown_with_one_that_fits(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     asked = (str(tiny_model), "--runtime", fake_server(), "--parallel", "4", "--ctx-size", "500000000")
-    shown = run_to_end("plan", *asked)
+    longer = ("--", "--override-kv", "llama.context_length=int:500000000")
+    shown = run_to_end("plan", *asked, *longer)
     assert shown.returncode == 0, shown.stderr
     verdict = shown.stdout.split("\n\n")[-1]
     assert re.match(
         r"run refuses this plan with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict
     )
-    assert json.loads(run_to_end("plan", *asked, "--json").stdout)["remedy"].startswith("Fits: --parallel 1")
-    refused = run_to_end("run", *asked, "--port", "0")
+    assert json.loads(run_to_end("plan", *asked, "--json", *longer).stdout)["remedy"].startswith(
+        "Fits: --parallel 1"
+    )
+    refused = run_to_end("run", *asked, "--port", "0", *longer)
     assert refused.returncode == 71
     assert "→ Fits: --parallel 1" in refused.stderr
 
@@ -85,6 +88,6 @@ def test_plan_that_run_refuses_is_shown_with_one_that_fits(
 def test_plan_that_is_started_without_check_is_not_shown_as_refused(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
-    asked = (str(tiny_model), "--runtime", fake_server(), "--ctx-size", "500000000", "--no-memory-check")
+    asked = (str(tiny_model), "--runtime", fake_server(), "--no-memory-check", "--", "-c", "2000000000")
     assert "does NOT fit" in run_to_end("plan", *asked).stdout
     assert "refuses" not in run_to_end("plan", *asked).stdout

@@ -19,7 +19,7 @@ REQUESTS = 2_000  # of each kind
 KINDS = {
     "without a key": (b"GET /v1/" + LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n", 401),
     "the control API": (b"GET /llamasup/v1/" + LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n", 403),
-    "another host": (b"GET /" + LONG + b" HTTP/1.1\r\nHost: evil\r\n\r\n", 403),
+    "another host": (b"GET /" + LONG + b" HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
     "another origin": (b"GET /" + LONG + b" HTTP/1.1\r\n" + HOST + b"Origin: http://evil\r\n\r\n", 403),
     "health": (b"GET /health?" + LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n", 200),
 }

@@ -246,6 +246,71 @@ def test_sandbox_contains_paths_with_dots_and_files_of_extra_flags(
     assert ".." not in done.stdout
 
 
+def test_all_that_prevents_a_service_is_reported_at_once(
+    desk: Desk, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Users fixed one and met the next: ollama/ollama#2701 (the folder, then its parent), #9877, #10672."""
+    tmp_path.chmod(0o755)
+    for name in ("a.gguf", "draft.gguf"):
+        (tmp_path / name).write_bytes(tiny_model.read_bytes())
+        (tmp_path / name).chmod(0o600)
+    words = ["print", str(tmp_path / "a.gguf"), "--draft-model", str(tmp_path / "draft.gguf"), *RUNTIME]
+    words += ["--port", "80", "--host", "0.0.0.0", "--name", "a b", "--access-log", "/nowhere/access.log"]
+    done = desk.service(*words)
+    assert done.returncode == 2  # of the first
+    assert done.stderr.startswith("llamasup: 5 problems prevent this service:\n")
+    for said in (
+        "'a b' is not a valid name for a service.",
+        "--port 80 needs a privilege",
+        "--host 0.0.0.0 can be reached from other machines",
+        "the folder /nowhere does not exist",
+        f"{tmp_path}/a.gguf has mode 0600",
+        f"{tmp_path}/draft.gguf has mode 0600",
+    ):
+        assert said in done.stderr
+    assert done.stderr.count("  → ") == 5  # each has its remedy
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "code", "said"),
+    [
+        (
+            "missing.gguf",
+            ("--runtime", "/nowhere/llama-server"),
+            66,
+            ("missing.gguf", "/nowhere/llama-server"),
+        ),
+        ('odd".gguf', ("--api-key-file", "odd\\"), 2, ('odd"', "odd\\")),
+        (
+            "missing.gguf",
+            (*RUNTIME, "--run-as", "no-such-user"),
+            2,
+            ("no user 'no-such-user'", "missing.gguf"),
+        ),
+    ],
+)
+def test_checks_after_a_missing_file_are_made_too(
+    desk: Desk,
+    tiny_model: Path,
+    tmp_path: Path,
+    model: str,
+    options: tuple[str, ...],
+    code: int,
+    said: list[str],
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / 'odd".gguf').write_bytes(tiny_model.read_bytes())
+    key = tmp_path / "odd\\"
+    key.write_text(f"{'k' * 40}\n")
+    key.chmod(0o600)
+    words = [str(tmp_path / word) if word.startswith("odd") else word for word in options]
+    runtime = () if "--runtime" in words else RUNTIME
+    done = desk.service("print", str(tmp_path / model), *words, *runtime)
+    assert (done.returncode, "problems prevent this service" in done.stderr) == (code, True), done.stderr
+    assert all(text in done.stderr for text in said), done.stderr
+
+
 def test_model_unreadable_for_the_service_user_is_refused(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:

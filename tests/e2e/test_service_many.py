@@ -169,6 +169,24 @@ def test_service_that_could_not_serve_is_not_installed(
     assert "Traceback" not in done.stderr
 
 
+def test_all_problems_of_a_config_and_its_models_are_reported_at_once(folder: Path) -> None:
+    (folder / "one.gguf").chmod(0o600)
+    (folder / "models/b.gguf").write_bytes(b"GGUF" + bytes(60))
+    config = "models_dir: models\nmodels: {one: {path: one.gguf}, b: {ttl: 5m}, three: {ttl: 5m}}\n"
+    for more, also in (
+        ("caches: [huggingface]\n", ("caches: huggingface", "three", "b.gguf", "one.gguf has mode 0600")),
+        (
+            "http: {access_log: /nowhere/a.log}\ndefaults: {ctx_size: many}\n",
+            ("/nowhere", "defaults.ctx_size"),
+        ),
+    ):
+        done = printed(folder, config + more, "--port", "80", "--name", "a b", "--host", "0.0.0.0")
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        for said in ("'a b' is not", "--port 80 needs", *also):
+            assert said in done.stderr, done.stderr
+        assert ("no API key is set" in done.stderr) is ("caches" in more)  # a broken config may have a key
+
+
 def test_config_directly_in_a_home_is_refused() -> None:
     with NamedTemporaryFile("w", dir="/tmp", suffix=".yaml") as config:
         config.write("models: {demo: {path: demo}}")

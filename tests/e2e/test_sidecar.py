@@ -72,6 +72,49 @@ def test_sidecar_uses_a_free_port_prints_events_and_stops_with_stdin(
     assert list((own_folders / "run" / "llamasup").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("cause", "code", "arguments"),
+    [
+        ("usage", 2, ["--bogus"]),
+        ("usage", 2, ["--port", "seventy"]),
+        ("usage", 2, ["--parent-pid", "0"]),
+        ("unsafe_bind", 78, ["--host", "0.0.0.0"]),
+        ("config_invalid", 78, ["--tls-cert", "nowhere.pem", "--tls-key", "nowhere.pem"]),
+        ("runtime_broken", 69, ["--runtime", "/bin/true"]),
+        ("usage", 2, ["--", "--no-such-flag"]),
+        ("out_of_memory_host", 71, ["--runtime", "fake:out_of_memory=host"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_start_that_fails_has_one_event_with_its_exit_code(
+    cause: str, code: int, arguments: list[str], tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    runtime = [] if "--runtime" in arguments else ["--runtime", fake_server()]
+    words = [fake_server(word[5:]) if word.startswith("fake:") else word for word in arguments]
+    done = run_to_end("run", str(tiny_model), "--events=jsonl", "--port=0", *runtime, *words)
+    assert done.returncode == code, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    (failed,) = (event for event in events if event["event"] == "failed")
+    assert (failed["model"], failed["cause"], failed["exit_code"]) == (None, cause, code)
+    assert failed["message"]
+    assert failed["remedy"]
+    assert events[-1] == {"event": "stopped", "protocol": 1}
+    assert [event["event"] for event in events].count("stopped") == 1
+
+
+def test_failed_event_has_each_error_of_a_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("prt: 1\nhttp: {max_bdy: 1}\n")
+    done = run_to_end("serve", "--config", str(config), "--events=jsonl")
+    failed, stopped = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, failed["exit_code"], failed["message"]) == (78, 78, f"{config} has 2 errors.")
+    assert [line.split(": ")[1] for line in failed["details"] if line.startswith(str(config))] == [
+        "prt",
+        "http.max_bdy",
+    ]
+    assert stopped["event"] == "stopped"
+
+
 def test_chosen_port_is_used(tiny_model: Path, fake_server: ServerMaker) -> None:
     free = free_port()
     with sidecar(tiny_model, "--runtime", fake_server(), "--port", str(free)) as running:
@@ -110,7 +153,7 @@ def test_stdin_without_a_parent_is_refused_with_a_remedy(
     assert f"this is {what}" in done.stderr
     assert "--parent-pid" in done.stderr
     assert "pipe" in done.stderr
-    assert done.stdout == ""
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["failed", "stopped"]
 
 
 def test_background_job_of_a_terminal_is_refused_instead_of_suspended(

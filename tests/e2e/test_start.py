@@ -105,7 +105,7 @@ def test_exit_during_the_start_is_explained(
 
 def test_repeated_crashes_end_with_75(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     """Six crashes: 0.5, 1, 2, 4 and 8 s between them. The longest test here, and about real time."""
-    no_ladder = ("--kv-type", "f16", "--flash-attn", "off")
+    no_ladder = ("--profile", "plain")
     with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV"), *no_ladder) as running:
         assert running.end() == 75
         running_events = [dict(event) for event in _drain(running)]

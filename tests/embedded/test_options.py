@@ -167,10 +167,10 @@ def test_tensor_overrides_add_up(params: Any) -> None:
 
 
 def test_adapters_add_up_with_their_scales(params: Any) -> None:
-    adapters = given(params, "--lora", "a.gguf,b.gguf", "--lora-scaled", "c:d.gguf:0.5").lora_adapters
+    adapters = given(params, "--lora", 'a.gguf,"b,b.gguf"', "--lora-scaled", "c:d.gguf:0.5").lora_adapters
     assert [(one.path, one.scale) for one in adapters] == [
         ("a.gguf", 1.0),
-        ("b.gguf", 1.0),
+        ("b,b.gguf", 1.0),
         ("c:d.gguf", 0.5),
     ]
 

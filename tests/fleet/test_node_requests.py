@@ -21,7 +21,7 @@ from tests.kit.patience import PATIENCE_S
 from tests.kit.ports import free_port
 
 SECRET = "s" * 40
-HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nX-Own: 1\r\nContent-Type: text/event-stream\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nETag: 1\r\nContent-Type: text/event-stream\r\n"
 
 
 class PlayedNode:
@@ -81,8 +81,10 @@ async def test_request_and_answer_pass_unchanged(tmp_path: Path) -> None:
     assert isinstance(begin, AnswerBegin)
     assert begin.status == 200
     assert pairs_of(begin.lines) == [
-        (b"x-own", b"1"),
+        (b"etag", b"1"),
         (b"content-type", b"text/event-stream"),
+        (b"content-security-policy", b"sandbox; default-src 'none'"),
+        (b"x-content-type-options", b"nosniff"),
         (b"content-length", b"3"),
     ]
     assert begin.piece + b"".join(piece for piece in pieces[1:] if isinstance(piece, bytes)) == b"abc"

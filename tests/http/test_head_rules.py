@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.http.heads import Head, HeadRules, HttpError, RawHeaders, read_head, read_response_headers
+from llamasup.http.heads import Head, HeadRules, HttpError, RawHeaders, read_head
 from llamasup.http.routes import closed_by_default
 
 TRANSPARENT = HeadRules(transparent=True, credentials=True)
@@ -83,12 +83,3 @@ def test_a_route_is_known_behind_the_prefix(path: bytes, label: str) -> None:
 def test_closed_paths_are_closed_after_the_prefix_too(path: bytes) -> None:
     assert closed_by_default(b"POST", path, b"/x")
     assert not closed_by_default(b"POST", b"/x/v1/chat/completions", b"/x")
-
-
-def test_cors_headers_come_back_only_where_they_are_llama_servers_to_give() -> None:
-    headers: RawHeaders = [(b"Access-Control-Allow-Origin", b"*"), (b"Server", b"llama.cpp")]
-    assert read_response_headers(headers) == (b"Server: llama.cpp\r\n", False)
-    assert read_response_headers(headers, TRANSPARENT) == (
-        b"Access-Control-Allow-Origin: *\r\nServer: llama.cpp\r\n",
-        False,
-    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.http.routes import canonical_path, closed_by_default, misspelled, route_of
+from llamasup.http.routes import Work, canonical_path, closed_by_default, misspelled, route_of
 
 
 def test_routes_have_bounded_labels() -> None:
@@ -17,13 +17,19 @@ def test_routes_have_bounded_labels() -> None:
 
 
 def test_a_post_to_an_unknown_path_is_work_for_the_model() -> None:
-    for path in (b"/v1/systemone", b"/v1/%63ompletions", b"//completion", b"/completion/"):
+    for path in (b"/v1/newer", b"/v1/%63ompletions", b"//completion", b"/completion/"):
         route = route_of(path)
         assert (route.label, route.infers, route.waits, route.streams) == ("other", True, True, False)
     no_work = [b"/slots/0", b"/tools", b"/cors-proxy", b"/props", b"/lora-adapters", b"/v1/streams/lookup"]
     no_work += [b"/tokenize", b"/apply-template", b"/v1/chat/completions/control", b"/models/load"]
     no_work += [b"/v1/responses/input_tokens", b"/llamasup/v1/reload"]
     assert [path for path in no_work if route_of(path).infers] == []
+
+
+def test_decisions_are_work_that_is_counted_under_its_own_label() -> None:
+    route = route_of(b"/v1/systemone")
+    assert (route.label, route.work) == ("/v1/systemone", Work.DECISIONS)
+    assert (route.infers, route.waits, route.repeats, route.streams) == (True, True, True, False)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,7 @@ def test_a_post_to_an_unknown_path_is_work_for_the_model() -> None:
         (b"/slots/%2e%2e/completion", "/completion"),
         (b"/v1/completions", None),
         (b"/v1/systemone", None),
+        (b"/v1/%73ystemone", "/v1/systemone"),
         (b"/v1/models/org%2Frepo%3AQ4_K_M", None),
         (b"/models/Org/Repo", None),
         (b"/index.html", None),

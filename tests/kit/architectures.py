@@ -18,7 +18,7 @@ from tests.kit.layers import Model, Widths
 from tests.kit.recurrent_models import RECURRENT
 from tests.kit.tiny import FIXED, PRINTABLE, random_weights, tiny_keys
 
-__all__ = ["ARCHITECTURES", "Widths", "tiny_model", "write_hollow"]
+__all__ = ["ARCHITECTURES", "Widths", "tiny_model", "write_hollow", "write_model"]
 
 
 ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType({**ATTENTION, **RECURRENT})
@@ -26,7 +26,12 @@ ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType({**ATT
 
 def tiny_model(name: str) -> bytes:
     """The file of one of ARCHITECTURES, byte for byte the same each time."""
-    keys, plans = _contents(name, Widths())
+    return write_model(name, ARCHITECTURES[name](Widths()))
+
+
+def write_model(name: str, model: Model) -> bytes:
+    """The file of a model with random weights, whose seed is ``name``."""
+    keys, plans = _contents(name, model, Widths())
     return write_gguf(keys, [(plan, _weights(plan, name)) for plan in plans])
 
 
@@ -36,7 +41,7 @@ def write_hollow(path: Path, name: str, widths: Widths) -> Path:
     Takes no space on a disk that knows sparse files. llama-server faults in all that it maps, so the weights
     are of the smallest type. Load it with ``--no-warmup``: nothing can be computed with it.
     """
-    keys, plans = _contents(name, widths)
+    keys, plans = _contents(name, ARCHITECTURES[name](widths), widths)
     plans = [TensorPlan(plan.name, plan.shape, _small_type(plan)) for plan in plans]
     header = write_gguf_header(keys, plans)
     with path.open("wb") as file:
@@ -51,8 +56,8 @@ def _small_type(plan: TensorPlan) -> str:
     return "IQ1_S" if matrix and "norm" not in plan.name else "F32"
 
 
-def _contents(name: str, widths: Widths) -> tuple[dict[str, KeyValue], list[TensorPlan]]:
-    architecture, keys, tensors = ARCHITECTURES[name](widths)
+def _contents(name: str, model: Model, widths: Widths) -> tuple[dict[str, KeyValue], list[TensorPlan]]:
+    architecture, keys, tensors = model
     words = [f"word{index}" for index in range(widths.words)]
     named: dict[str, KeyValue] = {
         "general.architecture": architecture,

@@ -204,6 +204,8 @@ class HttpServer:
             self._held[number] = str(request.get("prompt", request.get("messages", "")))
             if self._faults.die_on and self._faults.die_on in self._held[number]:
                 self._faults.die("stream")
+            if self._n_prompt == self._faults.fail_at:
+                return _send_error(connection, 500, "injected", "server_error")
             # Headers go out when a slot starts the request, not before (b11434).
             if stream:
                 connection.sendall(_head(200, "text/event-stream", chunked=True))

@@ -43,6 +43,7 @@ class Faults:
     stall_after: int = -1  # after so many tokens a completion moves no more
     die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
     die_on: str = ""  # a prompt with this text ends it, as with die_in_stream=0
+    fail_at: int = 0  # the completion of this number gets status 500
     die_at: int = 0  # the completion of this number ends it with exit code 1
     leak_bytes: int = 0  # kept for each completion
     wrong: bool = False  # other words

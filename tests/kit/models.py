@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
-from tests.kit.tiny import FIXED, random_weights, tiny_decoder, tiny_keys, tiny_tensors
+from tests.kit.tiny import FIXED, WORDS, random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 __all__ = [
     "big_endian_decoder",
     "other_vocabulary",
+    "tiny_decider",
     "tiny_decoder",
     "tiny_encoder",
     "tiny_lora",
@@ -58,6 +59,17 @@ def big_endian_decoder() -> bytes:
 def vocabulary_only() -> bytes:
     """The tiny decoder's keys and tokenizer, no tensors."""
     return write_gguf(tiny_keys(), [])
+
+
+def tiny_decider(kind: str) -> bytes:
+    """The tiny decoder as a decision model of a type that reads the output of a decoder (b11549)."""
+    end = "<|im_end|>" if kind != "kev" else "<|box_end|>"
+    template = (
+        "{{ state }} {{ instructions }} {% for option in options %}{{ option.key }}" + end + "{% endfor %}"
+    )
+    keys = tiny_keys() | {"llama.decision.type": kind, "tokenizer.chat_template.systemone": template}
+    tokens = [token.replace("<|im_end|>", end) for token in (*FIXED, *(f"▁{word}" for word in WORDS))]
+    return write_gguf(keys | {"tokenizer.ggml.tokens": tokens}, tiny_tensors())
 
 
 def tiny_encoder(pooling_type: int = 1, architecture: str = "bert") -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import random_weights
 
-__all__ = ["IMAGE_TOKENS", "picture", "picture_url", "vision_projector"]
+__all__ = ["IMAGE_TOKENS", "gemma_projector", "picture", "picture_url", "vision_projector"]
 
 _WIDTH = 32
 _HEADS = 2
@@ -65,6 +65,50 @@ def vision_projector(projection_length: int = 64) -> bytes:
         tensors += _linear(f"{block}ffn_down", _FEED_FORWARD, _WIDTH)
     tensors += _linear("mm.0", _WIDTH, projection_length)
     tensors += _linear("mm.2", projection_length, projection_length)
+    return write_gguf(keys, tensors)
+
+
+def gemma_projector(projection_length: int = 64) -> bytes:
+    """Of the kind of Gemma 3, whose picture has 256 tokens that llama-server decodes in one micro-batch.
+
+    With a smaller micro-batch (``-ub``), llama-server aborts (b10068 to b11434).
+    """
+    side = 896 // _PATCH
+    keys: dict[str, KeyValue] = {
+        "general.architecture": "clip",
+        "general.type": "mmproj",
+        "general.name": "llamasup gemma vision",
+        "general.file_type": 0,
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "gemma3",
+        "clip.use_gelu": True,
+        "clip.vision.block_count": 1,
+        "clip.vision.embedding_length": projection_length,
+        "clip.vision.feed_forward_length": _FEED_FORWARD,
+        "clip.vision.attention.head_count": _HEADS,
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_size": 896,
+        "clip.vision.patch_size": _PATCH,
+        "clip.vision.projection_dim": projection_length,
+        "clip.vision.image_mean": [0.5, 0.5, 0.5],
+        "clip.vision.image_std": [0.5, 0.5, 0.5],
+    }
+    tensors = [
+        _matrix("v.patch_embd.weight", _PATCH, _PATCH, 3, projection_length),
+        _vector("v.patch_embd.bias", projection_length),
+        _matrix("v.position_embd.weight", projection_length, side * side),
+        _vector("v.post_ln.weight", projection_length, 1.0),
+        _vector("v.post_ln.bias", projection_length),
+        _matrix("mm.input_projection.weight", projection_length, projection_length),
+        _vector("mm.soft_emb_norm.weight", projection_length, 1.0),
+    ]
+    for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        tensors += _linear(f"v.blk.0.{part}", projection_length, projection_length)
+    for part in ("ln1", "ln2"):
+        tensors += [_vector(f"v.blk.0.{part}.weight", projection_length, 1.0)]
+        tensors += [_vector(f"v.blk.0.{part}.bias", projection_length)]
+    tensors += _linear("v.blk.0.ffn_up", projection_length, _FEED_FORWARD)
+    tensors += _linear("v.blk.0.ffn_down", _FEED_FORWARD, projection_length)
     return write_gguf(keys, tensors)
 
 

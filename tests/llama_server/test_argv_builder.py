@@ -20,6 +20,11 @@ def here(*extra: str, build: str = NEW) -> tuple[str, ...]:
         ("--lora", "a.gguf,b.gguf", "/here/a.gguf,/here/b.gguf"),
         ("--lora-scaled", "a.gguf:0.5,b.gguf:2", "/here/a.gguf:0.5,/here/b.gguf:2"),
         ("--lora-scaled", "a:b.gguf", "/here/a:b.gguf"),
+        # mcmonkeyprojects/SwarmUI#808, kohya-ss/sd-webui-additional-networks#91
+        ("--lora", '"te,st1.gguf"', '"/here/te,st1.gguf"'),
+        ("--lora", 'b.gguf,"model [v1, overfit].gguf"', '/here/b.gguf,"/here/model [v1, overfit].gguf"'),
+        ("--lora-scaled", '"te,st1.gguf:0.5",b.gguf:2', '"/here/te,st1.gguf:0.5",/here/b.gguf:2'),
+        ("--lora", 'a"b.gguf', '/here/a"b.gguf'),
         ("--grammar-file", "a,b.gbnf", "/here/a,b.gbnf"),
         ("--chat-template-file", "t.jinja", "/here/t.jinja"),
         ("--slot-save-path", "slots", "/here/slots"),
@@ -33,6 +38,11 @@ def test_paths_of_extra_arguments_are_resolved(flag: str, value: str, resolved: 
 
 def test_only_the_path_of_two_values_is_resolved() -> None:
     assert here("--lora-scaled", "a.gguf", "0.5", build=OLD) == ("--lora-scaled", "/here/a.gguf", "0.5")
+
+
+def test_a_build_that_takes_one_adapter_gets_its_path_without_quotes() -> None:
+    assert here("--lora", '"te,st1.gguf"', build=MIDDLE) == ("--lora", "/here/te,st1.gguf")
+    assert here("--lora", "te,st1.gguf", build=MIDDLE) == ("--lora", "/here/te,st1.gguf")
 
 
 def test_other_values_are_unchanged() -> None:

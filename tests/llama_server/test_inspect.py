@@ -373,7 +373,7 @@ def test_remedy_names_the_llama_server_next_to_another_program(tmp_path: Path) -
     cli = script(tmp_path / "llama-cli", "echo '-m, --model FNAME    model'; echo '-c, --ctx-size N    size'")
     error = refusal(cli, tmp_path)
     assert "does not list --host, --port, --parallel" in error.message
-    assert error.remedy == f"Give the llama-server next to it: {server}"
+    assert error.remedy == f"Give the llama-server next to it: {server}."
 
 
 def gone(pid: int) -> bool:

@@ -18,6 +18,7 @@ from llamasup.llama_server.warmup import (
 TOKEN = warm_up_request(ModelClass.DECODER)
 VECTOR = warm_up_request(ModelClass.ENCODER)
 SCORE = warm_up_request(ModelClass.RERANKER)
+DECISION = warm_up_request(ModelClass.DECISION)
 
 
 def test_each_class_has_its_own_request() -> None:
@@ -37,6 +38,7 @@ def test_slot_request_is_the_token_request_with_a_slot_id() -> None:
         (VECTOR, [{"index": 0, "embedding": [[0.1, 0.2]]}]),
         (VECTOR, {"embedding": [0.1, 0.2]}),
         (SCORE, {"results": [{"index": 0, "relevance_score": -1.5}]}),
+        (DECISION, {"answers": {"greets": {"type": "noul", "noul": 0.5}}}),
     ],
 )
 def test_valid_answer_has_no_problem(request_: object, answer: object) -> None:
@@ -52,6 +54,8 @@ def test_valid_answer_has_no_problem(request_: object, answer: object) -> None:
         (VECTOR, []),
         (VECTOR, {"embedding": []}),
         (SCORE, {"results": []}),
+        (DECISION, {"answers": {}}),
+        (DECISION, {"answers": {"greets": {"noul": None}}}),
         (SCORE, {"results": [{"relevance_score": None}]}),
     ],
 )
@@ -143,3 +147,19 @@ def test_begun_message_is_repeated_continued_or_neither(
 )
 def test_server_without_an_answer_continues_no_message(rendered: bytes, answer: bytes) -> None:
     assert repeats_begun_message(rendered, answer) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "cause"),
+    [
+        (404, "/v1/systemone answered 404: File Not Found", "model_unsupported"),
+        (500, "/v1/systemone answered 500: decision model has no mask token", "warm_up_failed"),
+        (404, "/completion answered 404: File Not Found", "warm_up_failed"),
+    ],
+)
+def test_a_build_without_decisions_is_named_and_not_tried_again(
+    status: int, problem: str, cause: str
+) -> None:
+    """Builds before b11361 load such files as plain models (Quartermaster 1.7.0 marks them)."""
+    diagnosis = warmup_diagnosis(problem, [], status=status)
+    assert (diagnosis.cause, diagnosis.deterministic) == (cause, cause == "model_unsupported")

@@ -11,6 +11,7 @@ from llamasup.models.access import (
     ResolvedModel,
     forbidden_model,
     may_use,
+    output_modalities,
     resolved,
     unfit_model,
     unknown_model,
@@ -20,7 +21,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.settings.model import Settings
 from tests.planning.plans import bert, model
 
-ALL = (Work.TEXT, Work.EMBEDDINGS, Work.RERANKING)
+ALL = tuple(Work)
 
 
 def works(facts: ModelFacts | None, *extra: str) -> tuple[Work, ...]:
@@ -41,6 +42,39 @@ def test_class_decides_the_work_of_a_model() -> None:
     assert works(model(model_class=ModelClass.ENCODER, pooling="last")) == (Work.TEXT, Work.EMBEDDINGS)
 
 
+@pytest.mark.parametrize("kind", ["openjev", "lev", "nimble", "pplx-decider", "kev", "lfm2-d1", "future-d9"])
+def test_a_decision_model_chats_if_llama_server_lets_it(kind: str) -> None:
+    """Each of them answered a chat of a server without the check (run: b11549). So did ncchinh/quyet."""
+    facts = model(model_class=ModelClass.DECISION, decision=kind)
+    assert works(facts) == (Work.TEXT, Work.DECISIONS)
+    assert output_modalities(facts, works(facts)) == ("decisions",)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(bert(ModelClass.DECISION, decision="laya"), id="laya"),
+        pytest.param(bert(ModelClass.DECISION, decision="future-d9"), id="an encoder of an unknown type"),
+        pytest.param(model(model_class=ModelClass.DECISION, decision="clef"), id="clef"),
+        pytest.param(model(model_class=ModelClass.DECISION, decision="lfm2-d1-omni"), id="lfm2-d1-omni"),
+    ],
+)
+def test_a_decision_model_without_text_refuses_chats(facts: ModelFacts) -> None:
+    """llama.cpp, tools/server/README.md: no text of clef; the others have no causal attention (#29818).
+    nullata/llamaMan#104 and lemonade-sdk/lemonade#3751 refuse such chats, too.
+    """
+    assert works(facts) == (Work.DECISIONS,)
+    error = unfit_model(ResolvedModel(("d",), works(facts)), Work.TEXT)
+    assert (error.status, error.cause) == (400, "model_purpose")
+    assert error.message == "The model 'd' generates no text"
+    assert "it is for decisions" in error.remedy.replace("It", "it")
+
+
+def test_other_models_make_no_decisions() -> None:
+    error = unfit_model(ResolvedModel(("m",), works(model())), Work.DECISIONS)
+    assert (error.status, error.message) == (400, "The model 'm' makes no decisions")
+
+
 def test_recurrent_model_generates_text_without_a_cache() -> None:
     facts = model(recurrent_layers=(True,) * 32, kv_layers=(False,) * 32)
     assert works(facts) == (Work.TEXT,)
@@ -59,6 +93,7 @@ def test_routes_have_the_work_that_they_need() -> None:
         b"/infill": Work.TEXT,
         b"/embedding": Work.EMBEDDINGS,
         b"/v1/rerank": Work.RERANKING,
+        b"/v1/systemone": Work.DECISIONS,
         b"/v1/audio/transcriptions": None,
         b"/tokenize": None,
         b"/props": None,

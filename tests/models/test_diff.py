@@ -61,6 +61,12 @@ def test_other_options_keep_the_processes(other: ModelSpec) -> None:
     assert found
 
 
+def test_a_file_that_can_be_read_again_is_a_changed_model() -> None:
+    """A link that is followed now has the same file as before."""
+    found = changes({"a": replace(SPEC, problem="it links to another folder")}, {"a": SPEC})
+    assert found == Changes(changed=("a",))
+
+
 @pytest.mark.parametrize(
     ("source", "is_remote"),
     [("/models/a.gguf", False), ("org/repo:Q4_K_M", True), ("https://example.com/a.gguf", True), ("", False)],

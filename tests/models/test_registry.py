@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +92,7 @@ def test_broken_file_has_a_spec_with_its_problem() -> None:
     registry = build((), [found("/m/cut.gguf", error), found("/m/tiny.gguf")])
     spec = registry.find("cut")
     assert isinstance(spec, ModelSpec)
-    assert (spec.listed, spec.problem) == (None, "/m/cut.gguf: truncated")
+    assert (spec.listed, spec.problem, spec.remedy) == (None, "/m/cut.gguf: truncated", "Download it again.")
     (problem,) = registry.problems
     assert (problem.cause, problem.names, problem.remedy) == ("model_invalid", ("cut",), "Download it again.")
 
@@ -346,11 +348,12 @@ def test_repository_stands_for_its_only_quantization() -> None:
 
 
 def test_devices_and_adapters_become_flags() -> None:
-    said = ModelSettings(devices=("CUDA0", "CUDA1"), loras=("/l/a.gguf", "/l/b.gguf"), extra=("--mlock",))
+    loras = ("/l/a.gguf", "/l/b, c.gguf")
+    said = ModelSettings(devices=("CUDA0", "CUDA1"), loras=loras, extra=("--mlock",))
     rule = ModelRule("q", "/m/x.gguf", options=said)
     sources = {"/m/x.gguf": found("/m/x.gguf")}
     extra = build([rule], [], sources=sources).specs["q"].settings.extra
-    assert extra == ("--mlock", "--device", "CUDA0,CUDA1", "--lora", "/l/a.gguf", "--lora", "/l/b.gguf")
+    assert extra == ("--mlock", "--device", "CUDA0,CUDA1", "--lora", "/l/a.gguf", "--lora", '"/l/b, c.gguf"')
 
 
 def test_replicas_have_no_device_flag_in_their_settings() -> None:
@@ -413,6 +416,41 @@ def test_names_with_different_start_options_are_two_models() -> None:
     assert by_id(registry) == {"name-0": ("name-2",), "name-1": ()}
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "processes"),
+    [
+        ({"extra": ("--temp", "0")}, {"extra": ("--temp", "1")}, 2),
+        ({"extra": ("--temp", "0")}, {"extra": ("--temp", "0")}, 1),
+        # mostlygeek/llama-swap#584 and #406, ggml-org/llama.cpp#27622
+        ({"extra": ("--reasoning-budget", "0")}, {}, 2),
+        ({"warm_up": False}, {"warm_up": True}, 2),
+        ({"check_memory": False}, {"check_memory": True}, 2),
+        ({"nice": 0}, {"nice": 10}, 2),
+        ({"nice": 0}, {}, 1),
+        ({"extra": ("--chat-template-file", "/t")}, {"extra": ("--jinja",)}, 2),
+        ({"extra": ("--temp", "0")}, {"ctx_size": 4096}, 2),
+        ({"extra": ()}, {}, 1),
+        ({"loras": ("/l/a.gguf",)}, {}, 2),  # each request gets the adapter
+        ({"loras": ("/l/a.gguf",)}, {"extra": ("--mlock",)}, 2),
+        ({"loras": ("/l/a.gguf",)}, {"loras": ("/l/a.gguf",), "ctx_size": 4096}, 1),
+        ({"mmproj": "none"}, {"extra": ("--jinja",), "mmproj": "none"}, 2),
+    ],
+)
+def test_flags_of_one_name_reach_no_other_name(one: Any, other: Any, processes: int) -> None:
+    registry = sharing(ModelSettings(**one), ModelSettings(**other))
+    assert len(registry.specs) == processes
+    for spec, said in zip(registry.specs.values(), (one, other), strict=False):
+        adapters = [word for path in said.get("loras", ()) for word in ("--lora", path)]
+        assert spec.settings.extra == (*said.get("extra", ()), *adapters)
+
+
+def test_names_that_share_a_process_are_known() -> None:
+    registry = sharing(ModelSettings(ctx_size=4096), ModelSettings(), ModelSettings(extra=("--mlock",)))
+    assert [spec.shares for spec in registry.specs.values()] == [("name-0", "name-1"), ()]
+    alone = build([ModelRule("q", aliases=("r",))], [found("/m/q.gguf")])
+    assert alone.specs["q"].shares == ()
+
+
 def test_shared_process_has_the_most_generous_limits() -> None:
     registry = sharing(
         ModelSettings(ttl_s=60, max_queued=5, replicas=2),
@@ -451,10 +489,11 @@ def test_name_without_a_ttl_stays_loaded() -> None:
             ("c:9: 'c' is an alias of 'b' and of 'a' (c:1)",),
         ),
         (
-            [ModelRule("../a", "/x"), ModelRule("b", "/y", ("/etc/passwd",))],
+            [ModelRule("../a", "/x"), ModelRule("b", "/y", ("a\u202eb", " c"))],
             (
                 "the name '../a' contains '..', like a path that leads out of a folder",
-                "the alias '/etc/passwd' of 'b' begins with '/', like an absolute path",
+                "the alias 'a\\u202eb' of 'b' contains '\\u202e', which is not printable",
+                "the alias ' c' of 'b' begins or ends with a space",
             ),
         ),
         (

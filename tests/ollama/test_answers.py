@@ -327,7 +327,7 @@ def test_loads_have_the_form_of_their_path() -> None:
     ("body", "sentence"),
     [
         (b'{"error":{"code":400,"message":"too long"}}', "too long"),
-        (b'{"error":{"message":"too long","remedy":"cut it"}}', "too long: cut it"),
+        (b'{"error":{"message":"too long","remedy":"cut it"}}', "too long. cut it"),
         (b'{"error":{"type":"server_error"}}', "server_error"),
         (b'{"error":{}}', "llama-server failed"),
         (b"nothing", "llama-server failed"),

@@ -104,7 +104,7 @@ def test_model_that_fails_while_the_stream_waits_ends_it_with_an_error(continuin
     child.close()
     await_queued(continuing, 1)
     end_generation(continuing, FAILED)
-    assert line(client) == {"error": "it ran out of memory: use a smaller context"}
+    assert line(client) == {"error": "it ran out of memory. Use a smaller context."}
     assert client.sees_the_end()
 
 

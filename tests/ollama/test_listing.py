@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamasup.gguf.facts import ChatTemplate, FimTokens
+from llamasup.gguf.facts import ChatTemplate, FimTokens, ModelClass
 from llamasup.models.access import resolved
 from llamasup.models.spec import ModelSpec
 from llamasup.ollama.listing import features_of, read_list, read_one, running, shown, tags
@@ -130,9 +130,11 @@ def test_model_is_shown_with_what_it_can_do() -> None:
     assert chat["capabilities"] == ["completion", "vision", "tools", "thinking"]
     assert chat["details"]["family"] == chat["model_info"]["general.architecture"] == "llama"
     assert chat["model_info"]["general.parameter_count"] == 8_000_000_000
-    assert chat["model_info"]["llama.context_length"] == 131072
+    assert chat["model_info"]["llama.context_length"] == 8192
     assert chat["parameters"] == "num_ctx 4096"
     assert json.loads(shown(ALL[1]))["capabilities"] == ["embedding"]
+    decides = of(ModelSpec("d", "/d.gguf", listed=model(model_class=ModelClass.DECISION, decision="clef")))
+    assert json.loads(shown(*read_list(listing(decides).all())))["capabilities"] == []
 
 
 def test_model_without_facts_is_shown() -> None:

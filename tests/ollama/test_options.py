@@ -22,8 +22,8 @@ def parameters(request: dict[str, Any], **more: Any) -> dict[str, Any]:
     return options.parameters(fields(request), **more)
 
 
-def least_context(request: dict[str, Any]) -> int | None:
-    return options.least_context(fields(request))
+def without_effect(request: dict[str, Any], **more: Any) -> tuple[str, ...]:
+    return options.without_effect(fields(request), **more)
 
 
 def refused(given: Any, **more: Any) -> str:
@@ -63,9 +63,12 @@ def test_whole_number_has_a_range(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_LLAMASUP)
-def test_option_of_a_load_is_refused_with_the_setting_that_decides(name: str) -> None:
-    assert OF_LLAMASUP[name] in settings_of(ModelSettings)
-    assert f"set {OF_LLAMASUP[name]} of the model" in refused({name: 1})
+@pytest.mark.parametrize("value", [1, -1, True, "auto"])
+def test_option_that_changes_no_text_is_accepted_without_effect(name: str, value: object) -> None:
+    assert not OF_LLAMASUP[name] or OF_LLAMASUP[name] in settings_of(ModelSettings)
+    for samples in (True, False):
+        assert parameters({"options": {name: value}}, samples=samples) == {}
+        assert without_effect({"options": {name: value, "seed": None}}, samples=samples) == (name,)
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -88,13 +91,8 @@ def test_one_stop_may_be_a_string() -> None:
 
 
 def test_embeddings_take_no_sampling_option() -> None:
-    assert parameters({"options": {"num_ctx": 5, "temperature": None}}, samples=False) == {}
-    assert "no effect on embeddings" in refused({"temperature": 0}, samples=False)
-
-
-def test_context_is_no_parameter_but_a_condition() -> None:
-    assert parameters({"options": {"num_ctx": 4096}}) == {}
-    assert least_context({"options": {"num_ctx": 4096}}) == 4096
-    assert least_context({}) is None
-    with pytest.raises(Refused):
-        least_context({"options": {"num_ctx": -1}})
+    sampling = {"temperature": 0, "seed": 1, "stop": ["a"], "num_ctx": 5, "mirostat_tau": None}
+    assert parameters({"options": sampling}, samples=False) == {}
+    assert without_effect({"options": sampling}, samples=False) == ("temperature", "seed", "stop", "num_ctx")
+    assert without_effect({"options": sampling}) == ("num_ctx",)
+    assert "there is no option" in refused({"temprature": 1}, samples=False)

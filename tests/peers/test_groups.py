@@ -10,13 +10,15 @@ from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.peers.explain import explain_nodes
 from llamasup.peers.groups import ModelGroup, cold_choice, groups_of, warm, why_not_served
-from llamasup.peers.known import KnownNode, NodeState
+from llamasup.peers.known import KnownNode, NodeState, answered
 from llamasup.peers.membership import ExpectedModel, Peer
 from llamasup.pool.catalog.node_listing import NodeListing, NodeModel
 
 
 def node(name: str, *models: NodeModel, state: NodeState = NodeState.READY, reason: str = "") -> KnownNode:
     listing = NodeListing(f"id of {name}", models)
+    if state is NodeState.READY:
+        return answered(KnownNode(Peer(name, f"http://{name}")), listing, "me")
     return KnownNode(
         Peer(name, f"http://{name}"), state, reason, "start it" if reason else "", listing=listing
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -43,6 +45,7 @@ class PlayedNode:
         self.models: tuple[NodeModel, ...] = (READY,)
         self.status = 200
         self.body: bytes | None = None
+        self.lines = b""  # more header lines
         self.asked: list[bytes] = []
         self.silent = False
         self.url = ""
@@ -64,8 +67,9 @@ class PlayedNode:
                 await reader.read()
                 return
             body = encode_listing(self.id, self.models) if self.body is None else self.body
-            head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (
+            head = b"HTTP/1.1 %d X\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n" % (
                 self.status,
+                self.lines,
                 len(body),
             )
             writer.write(head + body)
@@ -199,6 +203,101 @@ async def test_models_of_a_node_are_listed_and_found_in_any_spelling() -> None:
         assert msgspec.json.decode(only)["data"] == []
         (shown,) = fleet.peers.status()
         assert (shown["name"], shown["state"], shown["models"][0]["slots"]) == ("node0", "ready", 2)
+
+
+@pytest.mark.check("X8", "the models of a listing are applied a hundred at a time, and nothing is quadratic")
+@async_test
+async def test_many_models_of_a_node_are_applied_while_other_tasks_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The work for one model does not grow with their number, and between slices others have their turn."""
+    updates: list[int] = []
+    turns = 0
+    update = RemoteModel.update
+
+    def counted(model: RemoteModel, *args: Any) -> None:
+        updates.append(turns)
+        update(model, *args)
+
+    monkeypatch.setattr(RemoteModel, "update", counted)
+    node = PlayedNode()
+    names = [f"m{number}" for number in range(950)]
+    node.models = tuple(NodeModel(name, busy=1) for name in names)
+
+    loop = asyncio.get_running_loop()
+    turn = loop.call_soon(lambda: None)
+
+    def take_turn() -> None:
+        nonlocal turns, turn
+        turns += 1
+        turn = loop.call_soon(take_turn)
+
+    turn = loop.call_soon(take_turn)
+    async with fleet_of(node) as fleet:
+        assert len(updates) == len(names)
+        assert max(Counter(updates).values()) <= 100
+        assert fleet.peers.nodes[0].requests == len(names)
+        updates.clear()
+        node.models = tuple(NodeModel(name, busy=2) for name in names)
+        await fleet.until(lambda: len(updates) >= len(names))
+        assert max(Counter(updates).values()) <= 100
+        assert len(fleet.listed()) == len(names)
+    turn.cancel()
+
+
+@async_test
+async def test_last_of_two_changes_at_once_is_applied_whole() -> None:
+    node, other = PlayedNode(), PlayedNode()
+    other.id = "n2"
+    node.models = tuple(NodeModel(f"m{number}") for number in range(450))
+    other.models = tuple(NodeModel(f"o{number}") for number in range(450))
+    async with fleet_of(node, other) as fleet:
+        assert len(fleet.peers.routes) == 900
+        node.models, other.models = node.models[:1], other.models[:2]
+        await fleet.until(lambda: len(fleet.peers.routes) == 3)
+        fleet.peers.refresh()
+        assert fleet.peers.routes.keys() == {"m0", "o0", "o1"}
+
+
+@async_test
+async def test_node_with_too_many_models_says_so() -> None:
+    node = PlayedNode()
+    node.models = tuple(NodeModel(f"m{number}") for number in range(1003))
+    async with fleet_of(node) as fleet:
+        (known,) = fleet.peers.nodes
+        assert known.state is NodeState.READY
+        assert known.reason == "It lists 3 models too many"
+
+
+@async_test
+async def test_model_of_a_node_that_is_away_is_listed_with_the_state_of_the_node() -> None:
+    node = PlayedNode()
+    told = {"status": {"value": "loaded"}, "llamasup": {"state": "ready", "context": 8}}
+    node.models = (msgspec.structs.replace(READY, entry={**READY.entry, **told}),)
+    async with fleet_of(node) as fleet:
+        assert fleet.listed()["tale"]["llamasup"]["state"] == "ready"
+        node.silent = True
+        fleet.wait_less_for_answers()
+        for state in (NodeState.SILENT, NodeState.ABSENT):
+            await fleet.becomes("node0", state)
+            entry = fleet.listed()["tale"]
+            assert entry["status"] == {"value": "unloaded"}
+            assert entry["llamasup"] == {
+                "state": state.value,
+                "context": 8,
+                "default": False,
+                "nodes": ["node0"],
+            }
+        node.silent = False
+        await fleet.becomes("node0", NodeState.READY)
+        assert fleet.listed()["tale"]["status"] == {"value": "loaded"}
+        loading = {**told, "status": {"value": "loading"}}
+        node.models = (NodeModel("tale", state="loading", entry=loading),)
+        await fleet.until(lambda: fleet.listed()["tale"]["status"] == {"value": "loading"})
+        fleet.peers.ask_stop(now=False)
+        fleet.membership.replace(())
+        await fleet.until(lambda: not fleet.peers.nodes)
+        assert fleet.listed()["tale"]["llamasup"]["state"] == "absent"
 
 
 @async_test
@@ -345,7 +444,7 @@ async def test_own_pause_is_no_silence_of_the_node(monkeypatch: pytest.MonkeyPat
         Peer("desk", "http://127.0.0.1:1"),
         "me",
         ProbePolicy(interval_s=PATIENCE_S, timeout_s=0.05),
-        on_listing=listings.put_nowait,
+        on_listing=listings.put,
         on_trouble=troubles.append,
         is_urgent=lambda: False,
     )
@@ -414,6 +513,40 @@ async def test_large_and_broken_answers_are_refused(monkeypatch: pytest.MonkeyPa
     async with fleet_of(node) as fleet:
         await fleet.becomes("node0", NodeState.REFUSED)
         assert "more than" in fleet.peers.nodes[0].reason
+
+
+@pytest.mark.check("X8", "an answer of a node is not decompressed")
+@async_test
+async def test_compressed_list_is_no_listing() -> None:
+    node = PlayedNode()
+    node.body = gzip.compress(b'{"node": "n"}')
+    node.lines = b"Content-Encoding: gzip\r\n"
+    async with fleet_of(node) as fleet:
+        await fleet.becomes("node0", NodeState.REFUSED)
+        assert "does not answer like a llamasup node" in fleet.peers.nodes[0].reason
+
+
+@pytest.mark.check("X8", "256 tiny pieces, and one more for each 256 bytes")
+@async_test
+async def test_list_in_many_tiny_pieces_is_refused() -> None:
+    node = PlayedNode()
+    content = encode_listing("n1", (READY,)) + b" " * 400
+    node.body = b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n"
+    node.lines = b"Transfer-Encoding: chunked\r\n"
+    async with fleet_of(node) as fleet:
+        await fleet.becomes("node0", NodeState.REFUSED)
+        assert "too many pieces" in fleet.peers.nodes[0].reason
+
+
+@async_test
+async def test_list_in_pieces_is_read() -> None:
+    node = PlayedNode()
+    content = encode_listing("n1", (READY,))
+    node.body = b"".join(b"1\r\n%c\r\n" % byte for byte in content[:256]) + b"0\r\n\r\n"
+    assert len(content) <= 256
+    node.lines = b"Transfer-Encoding: chunked\r\n"
+    async with fleet_of(node) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
 
 
 @async_test

@@ -40,7 +40,9 @@ def from_help(text: str) -> Capabilities:
 
 
 def model(**changes: Any) -> ModelFacts:
-    """An 8B decoder with grouped-query attention, as changed."""
+    """An 8B decoder with grouped-query attention, as changed. With its short context, a plan gives each slot
+    the whole of it.
+    """
     layers = changes.get("layers", 32)
     weights_bytes = changes.get("weights_bytes", 5 * GIB)
     facts: dict[str, Any] = {
@@ -50,7 +52,7 @@ def model(**changes: Any) -> ModelFacts:
         "parameters": 8_000_000_000,
         "quantization": "Q4_K_M",
         "layers": layers,
-        "context_length": 131072,
+        "context_length": 8192,
         "embedding_length": 4096,
         "feed_forward_lengths": (14336,) * layers,
         "head_counts": (32,) * layers,
@@ -67,6 +69,9 @@ def model(**changes: Any) -> ModelFacts:
         "layer_bytes": (weights_bytes // layers,) * layers,
     }
     return ModelFacts(**(facts | changes))
+
+
+LONG = model(context_length=1 << 20)
 
 
 def bert(model_class: ModelClass = ModelClass.ENCODER, **changes: Any) -> ModelFacts:
@@ -150,8 +155,9 @@ def ladder(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
 
 
 def needed_bytes(made: LaunchPlan) -> int:
-    """Host memory without the prompt cache."""
-    return made.memory.host_bytes - made.memory.prompt_cache_bytes
+    """Host memory, without what takes only a part of the memory that is left."""
+    elastic = ("prompt cache", "checkpoints")
+    return sum(part.host_bytes for part in made.memory.parts if part.kind not in elastic)
 
 
 def value(made: LaunchPlan, flag: str) -> str | None:

@@ -28,6 +28,7 @@ from tests.planning.plans import GIB, machine, reason, value
 
 HELP = FIXTURES / "help"
 MIB = 1 << 20
+TRAINED_FOR_LONG = ("--override-kv", "llama.context_length=int:400000")
 HOST_FULL = diagnose(Exit(1, None), ["std::bad_alloc"], phase="starting")
 SEGFAULT = diagnose(Exit(None, "SIGSEGV"), [], phase="starting")
 NO_MODEL = diagnose(Exit(1, None), ["unknown model architecture: 'x'"], phase="starting")
@@ -103,18 +104,20 @@ def test_plan_that_does_not_fit_is_refused_before_any_start_or_write(host: Machi
 
 
 def test_settings_named_by_the_refusal_are_accepted(host: Machine) -> None:
-    half = host.planner(parallel=1, ctx_size=200_000, kv_type="f16").plan(1)
+    asked = {"parallel": 1, "kv_type": "f16", "extra": TRAINED_FOR_LONG}
+    half = host.planner(ctx_size=200_000, **asked).plan(1)
     host.free(needed_bytes(half))
     with pytest.raises(DoesNotFit, match=r"1 × 400000 tokens of context") as refused:
-        host.planner(parallel=1, ctx_size=400_000, kv_type="f16").check()
+        host.planner(ctx_size=400_000, **asked).check()
     assert refused.value.remedy.startswith("Fits: --ctx-size 200000. ")
-    host.planner(parallel=1, ctx_size=200_000, kv_type="f16").check()
+    host.planner(ctx_size=200_000, **asked).check()
 
 
 def test_default_cache_is_packed_before_a_users_context_is_refused(host: Machine) -> None:
-    packed = host.planner(parallel=1, ctx_size=400_000, kv_type="q8_0").plan(1)
+    asked = {"parallel": 1, "ctx_size": 400_000, "extra": TRAINED_FOR_LONG}
+    packed = host.planner(kv_type="q8_0", **asked).plan(1)
     host.free(needed_bytes(packed))
-    made = host.planner(parallel=1, ctx_size=400_000).plan(1)
+    made = host.planner(**asked).plan(1)
     assert (made.ctx_size_of_slot, made.kv_type) == (400_000, "q8_0")
 
 
@@ -635,3 +638,14 @@ def test_tunnel_without_certificates_is_refused(network: WithWorkers) -> None:
     network.workers()
     with pytest.raises(ConfigInvalid, match="needs certificates"):
         network.planner(rpc=("tls://worker.example.net:7000",)).plan(1)
+
+
+def test_flags_of_llamasup_that_failed_are_left_out_at_once_for_this_file_and_build(host: Machine) -> None:
+    abort = diagnose(Exit(None, "SIGABRT"), ["/src/glm4-moe.cpp:149: fatal error"], phase="starting")
+    serving = fail_then_serve(host.planner(), abort)
+    assert (serving.bounds.bare, serving.ctx_size) == (True, 8192)
+    again = host.planner(ctx_size=4096).plan(1)
+    assert (again.bounds.bare, again.ctx_size) == (True, 4096)
+    assert "a plan with more flags ended with" in again.bounds.why
+    host.build("b11434", version="2 (b)")
+    assert not host.planner().plan(1).bounds.bare

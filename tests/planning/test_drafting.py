@@ -57,7 +57,7 @@ def with_device(build: str = NEW) -> Capabilities:
 
 
 def self_drafting(**changes: Any) -> ModelFacts:
-    return model(**({"mtp_layers": 1, "layers": 33} | changes))
+    return model(**({"mtp_layers": 1, "drafts_itself": True, "layers": 33} | changes))
 
 
 # --- another model -------------------------------------------------------------------------------

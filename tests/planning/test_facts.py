@@ -16,7 +16,8 @@ from llamasup.models.registry import build
 from llamasup.models.search import search_models
 from llamasup.planning import facts
 from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import DEMO_CRC32, Launch, prepare, sibling_projectors
+from llamasup.planning.demo import DEMO_CRC32
+from llamasup.planning.facts import Launch, prepare, sibling_projectors
 from llamasup.pool.estimate import prepare_listed
 from llamasup.settings.model import Settings
 from tests.kit import models, vision
@@ -202,8 +203,10 @@ def test_the_demo_model_of_another_version_is_replaced(
 def test_a_demo_model_that_cannot_be_written_is_a_sentence(
     server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "llamasup" / "demo.gguf").mkdir(parents=True)
+    for variable in ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    (tmp_path / "llamasup").mkdir(mode=0o700)
+    (tmp_path / "llamasup" / "demo.gguf").mkdir()
     with pytest.raises(FolderUnusable, match="the demo model cannot be written: Is a directory"):
         launch("demo", server)
 
@@ -247,7 +250,7 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
 
 
 def names_of(model: Path) -> tuple[list[str], list[str]]:
-    candidates, neighbours = sibling_projectors(model)
+    candidates, neighbours, _ = sibling_projectors(model)
     return [Path(each.path).name for each in candidates], neighbours
 
 
@@ -276,5 +279,5 @@ def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
     content = vision.vision_projector()
     for index in range(facts._MAX_PROJECTORS + 5):
         (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
-    candidates, _ = sibling_projectors(tmp_path / "tiny.gguf")
+    candidates, _, _ = sibling_projectors(tmp_path / "tiny.gguf")
     assert len(candidates) == facts._MAX_PROJECTORS

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.plan_limits import Change, PlanLimits
 from llamasup.llama_server.start_log import StartupFailure, read_line
@@ -30,6 +31,7 @@ from tests.kit.extent import examples
 from tests.planning.plans import (
     GIB,
     GPU,
+    LONG,
     NEW,
     SMALL_GPU,
     bert,
@@ -42,10 +44,16 @@ from tests.planning.plans import (
 )
 
 SIGABRT = Exit(None, "SIGABRT")
+MISSING_TENSOR = diagnose(
+    Exit(1, None),
+    ["llama_model_load: error loading model: missing tensor 'blk.2.attn_norm.weight'"],
+    phase="starting",
+)
 HOST_FULL = diagnose(Exit(1, None), ["std::bad_alloc"], phase="starting")
 DEVICE_FULL = diagnose(SIGABRT, ["CUDA error: out of memory"], phase="starting")
 SEGFAULT = diagnose(Exit(None, "SIGSEGV"), [], phase="starting")
 FLASH_ABORT = diagnose(SIGABRT, ["/src/ggml-cuda/fattn.cu:123: fatal error"], phase="starting")
+NO_MESSAGE = diagnose(Exit(1, None), ["the devices disagree"], phase="starting")
 OTHER_ABORT = diagnose(SIGABRT, ["/src/llama-sampling.cpp:7: fatal error"], phase="starting")
 NO_MODEL = diagnose(Exit(1, None), ["unknown model architecture: 'x'"], phase="starting")
 NOTHING = machine(memory_available_bytes=1)
@@ -168,14 +176,16 @@ def test_users_settings_stay_through_every_step(
 def test_no_step_is_taken_if_the_user_set_everything() -> None:
     extra_args = {"parallel": 4, "ctx_size": 8192, "kv_type": "q8_0", "gpu_layers": 10, "flash_attn": "on"}
     candidate = ladder(capabilities(NEW, GPU), **extra_args)
-    for diagnosis in (HOST_FULL, DEVICE_FULL, SEGFAULT):
+    for diagnosis in (HOST_FULL, DEVICE_FULL):
         assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
 
 
 def test_users_flash_attention_stays_on() -> None:
     for extra_args in ({"flash_attn": "on"}, {"extra": ("-fa", "on")}):
         candidate = ladder(kv_type="f16", **extra_args)
-        assert step_down(candidate(PlanLimits()), FLASH_ABORT, candidate, steps_taken=0) is None
+        step = step_down(candidate(PlanLimits()), FLASH_ABORT, candidate, steps_taken=0)
+        assert step is not None
+        assert candidate(step.bounds).flash_attn == "on"
 
 
 def test_the_profile_plain_is_not_adjusted() -> None:
@@ -315,21 +325,76 @@ def test_crash_of_cache_kernels_leads_to_f16_then_to_no_flash_attention(
     crash: Diagnosis,
 ) -> None:
     plans, changes = walk(ladder(capabilities(NEW, SMALL_GPU)), crash)
-    assert [change.setting for (change,) in changes] == ["--kv-type", "--flash-attn"]
-    assert [plan.kv_type for plan in plans] == ["q8_0", "f16", "f16"]
-    assert plans[-1].flash_attn == "off"
-    assert any("llama-server crashed during its start" in each.reason for each in plans[-1].reasons)
+    assert [change.setting for (change,) in changes[:2]] == ["--kv-type", "--flash-attn"]
+    assert [plan.kv_type for plan in plans[:3]] == ["q8_0", "f16", "f16"]
+    assert plans[2].flash_attn == "off"
+    assert any("llama-server crashed during its start" in each.reason for each in plans[2].reasons)
 
 
 def test_users_packed_cache_and_its_flash_attention_stay() -> None:
     candidate = ladder(kv_type="q8_0")
-    assert step_down(candidate(PlanLimits()), SEGFAULT, candidate, steps_taken=0) is None
+    step = step_down(candidate(PlanLimits()), SEGFAULT, candidate, steps_taken=0)
+    assert step is not None
+    assert candidate(step.bounds).kv_type == "q8_0"
 
 
-@pytest.mark.parametrize("diagnosis", [OTHER_ABORT, NO_MODEL])
-def test_any_other_end_changes_nothing(diagnosis: Diagnosis) -> None:
+# --- flags of llamasup's own ---------------------------------------------------------------------
+
+
+def refused(flag: str) -> Diagnosis:
+    return diagnose(Exit(1, None), [f"error: invalid argument: {flag}"], phase="starting")
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "rest", "changed"),
+    [
+        (OTHER_ABORT, {}, {"--parallel": "1", "--profile": "plain"}),
+        (refused("--kv-unified"), {}, {"--parallel": "1", "--profile": "plain"}),
+        (OTHER_ABORT, {"parallel": 2, "profile": "latency"}, {"--profile": "plain"}),
+        # The drafts first: they suit a file or a build least often.
+        (OTHER_ABORT, {"drafts": True}, {"--spec-type": "none"}),
+        (MISSING_TENSOR, {"drafts": True}, {"--spec-type": "none"}),
+        (refused("--spec-type"), {"drafts": True}, {"--spec-type": "none"}),
+        (
+            OTHER_ABORT,
+            {"drafts": True, "extra": ("--spec-type", "draft-mtp")},
+            {"--parallel": "1", "--profile": "plain"},
+        ),
+    ],
+)
+def test_start_is_tried_again_without_the_flags_that_llamasup_adds(
+    diagnosis: Diagnosis, rest: dict[str, Any], changed: dict[str, str]
+) -> None:
+    drafts = rest.pop("drafts", False)
+    facts = model(context_length=16_384, mtp_layers=int(drafts), drafts_itself=drafts)
+    candidate = ladder(NEW, facts, **rest)
+    plans, changes = walk(candidate, diagnosis)
+    assert {
+        change.setting: change.after for change in changes[0] if change.setting != "--ctx-size"
+    } == changed
+    assert len(changes) == (2 if "--spec-type" in changed and diagnosis is OTHER_ABORT else 1)
+    if "--profile" in changed:
+        assert plans[1].ctx_size == 8192
+        assert "--kv-unified" not in plans[1].argv
+    else:
+        (why,) = [each.reason for each in plans[1].reasons if each.flag == "--spec-type"]
+        assert "did not start with the drafts" in why
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "rest"),
+    [
+        (NO_MODEL, {}),
+        (NO_MESSAGE, {}),  # another program may have ended it: the next start is the same, after a while
+        (MISSING_TENSOR, {}),
+        (refused("--frobnicate"), {}),
+        (refused("--top-k"), {"extra": ("--top-k", "4")}),
+        (OTHER_ABORT, {"profile": "plain"}),
+    ],
+)
+def test_any_other_end_changes_nothing(diagnosis: Diagnosis, rest: dict[str, Any]) -> None:
     assert not is_out_of_memory(diagnosis)
-    candidate = ladder()
+    candidate = ladder(**rest)
     assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
 
 
@@ -344,27 +409,28 @@ def test_a_cache_that_crashed_when_packed_is_not_packed_again_to_save_memory() -
 # --- what would fit if the user gave way ---------------------------------------------------------
 
 
-def given_way(free_bytes: int, **asked: Any) -> LaunchPlan:
+def given_way(free_bytes: int, facts: ModelFacts | None = None, **asked: Any) -> LaunchPlan:
     free = machine(memory_available_bytes=free_bytes)
-    smallest = admit(ladder(hardware=free, **asked), PlanLimits()).considered[-1]
+    smallest = admit(ladder(hardware=free, facts=facts, **asked), PlanLimits()).considered[-1]
 
     def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         names = ("parallel", "ctx_size", "kv_type", "gpu_layers", "extra")
-        return planned(hardware=free, bounds=bounds, **{name: getattr(now, name) for name in names})
+        settings = {name: getattr(now, name) for name in names}
+        return planned(facts=facts, hardware=free, bounds=bounds, **settings)
 
     return largest_that_fits(smallest, Settings(**asked), candidate)
 
 
 def test_largest_fitting_plan_starts_from_the_users_settings() -> None:
-    wanted = planned(ctx_size=65536, parallel=1)
-    half = planned(ctx_size=32768, parallel=1)
-    found = given_way(needed_bytes(half), ctx_size=65536, parallel=1)
+    wanted = planned(facts=LONG, ctx_size=65536, parallel=1)
+    half = planned(facts=LONG, ctx_size=32768, parallel=1)
+    found = given_way(needed_bytes(half), LONG, ctx_size=65536, parallel=1)
     assert (found.ctx_size_of_slot, found.parallel) == (32768, 1)
-    assert given_way(needed_bytes(wanted), ctx_size=65536, parallel=1).ctx_size_of_slot == 65536
+    assert given_way(needed_bytes(wanted), LONG, ctx_size=65536, parallel=1).ctx_size_of_slot == 65536
 
 
 def test_slots_are_given_up_before_context_and_both_before_the_type_of_the_cache() -> None:
-    asked = {"ctx_size": 8192, "parallel": 8, "kv_type": "f16"}
+    asked: dict[str, Any] = {"ctx_size": 8192, "parallel": 8, "kv_type": "f16"}
     one = given_way(needed_bytes(planned(ctx_size=8192, parallel=1, kv_type="f16")), **asked)
     assert (one.parallel, one.ctx_size_of_slot, one.kv_type) == (1, 8192, "f16")
     packed = given_way(needed_bytes(planned(ctx_size=2048, parallel=1, kv_type="q8_0")), **asked)
@@ -395,9 +461,8 @@ def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() 
     asked = Settings(gpu_layers="all", ctx_size=16384, parallel=2)
 
     def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
-        return planned(
-            known, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=now.parallel
-        )
+        settings = {name: getattr(now, name) for name in ("gpu_layers", "ctx_size", "parallel")}
+        return planned(known, LONG, bounds=bounds, **settings)
 
     found = largest_that_fits(candidate(asked, PlanLimits()), asked, candidate)
     assert found.memory.fits
@@ -411,7 +476,7 @@ def test_users_layers_stay_if_the_host_is_too_small() -> None:
 
     def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         return planned(
-            known, None, free, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=1
+            known, LONG, free, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=1
         )
 
     preferred = candidate(asked, PlanLimits())
@@ -467,6 +532,7 @@ def test_each_smaller_plan_takes_no_more_and_keeps_the_users_settings(
             "ctx_size": each.ctx_size_of_slot,
             "kv_type": each.kv_type,
         }
+        asked |= {"ctx_size": min(asked["ctx_size"], facts.context_length)} if "ctx_size" in asked else {}
         assert all(given_by_hand[name] == asked[name] for name in kept & set(asked))
     assert admission.plan.memory.fits == any(each.memory.fits for each in admission.considered)
 

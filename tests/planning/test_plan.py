@@ -244,22 +244,106 @@ def test_context_is_given_over_all_slots_and_the_reason_shows_the_product() -> N
     assert "5000 tokens for the only slot" in reason(planned(ctx_size=5000, parallel=1), "--ctx-size")
 
 
-def test_context_is_never_above_the_models_own_unless_asked() -> None:
+def test_context_is_never_above_the_models_own_unless_asked_of_a_build_that_gives_it() -> None:
     small = model(context_length=2048)
     assert planned(facts=small).ctx_size == 2048
-    asked = planned(facts=small, ctx_size=4096)
-    assert asked.ctx_size_of_slot == 4096
+    asked = planned(MIDDLE, facts=small, ctx_size=4096)
+    assert (asked.ctx_size, asked.ctx_size_of_slot, asked.warnings) == (4096, 4096, ())
     assert "above the 2048 that the model was trained for" in reason(asked, "--ctx-size")
 
 
-def test_reason_names_the_models_context_as_limit_of_such_builds() -> None:
-    small = model(context_length=2048)
-    asked = planned(facts=small, ctx_size=4096)
-    assert asked.ctx_size == 2048
-    assert "limits each request to the model's 2048" in reason(asked, "--ctx-size")
-    before = planned(MIDDLE, facts=small, ctx_size=4096)
-    assert before.ctx_size == 4096
-    assert "limits each request" not in reason(before, "--ctx-size")
+@pytest.mark.parametrize(
+    ("build", "settings", "per_request", "total"),
+    [
+        pytest.param(NEW, {"ctx_size": 100_000}, 2048, 8192, id="a number far above"),
+        pytest.param(JULY, {"ctx_size": 100_000, "parallel": 1}, 2048, 2048, id="one slot"),
+        pytest.param(
+            NEW, {"ctx_size": 4096, "profile": "throughput"}, 2048, 8 * 2048, id="one context for all"
+        ),
+        pytest.param(NEW, {"ctx_size": 4096, "profile": "plain"}, 2048, 8192, id="plain"),
+        pytest.param(NEW, {"extra": ("-c", "100000")}, 2048, 100_000, id="passed on as it is"),
+        # ggml-org/llama.cpp#22140: in builds before August 2026, YaRN does not raise the limit either.
+        pytest.param(
+            *(JULY, {"ctx_size": 8192, "extra": ("--rope-scaling", "yarn", "--rope-scale", "4")}, 2048, 8192),
+            id="YaRN in an older build",
+        ),
+        # meta-models/meta-oss-cookbook#37: other scaling does not raise the limit.
+        pytest.param(
+            *(
+                NEW,
+                {"ctx_size": 8192, "extra": ("--rope-scaling", "linear", "--rope-scale", "4")},
+                2048,
+                8192,
+            ),
+            id="linear",
+        ),
+        pytest.param(
+            *(NEW, {"ctx_size": 8192, "extra": ("--rope-scaling", "yarn", "--rope-scale", "2x")}, 2048, 8192),
+            id="no number",
+        ),
+    ],
+)
+def test_a_context_above_the_models_own_is_cut_with_a_warning(
+    build: str, settings: dict[str, Any], per_request: int, total: int
+) -> None:
+    made = planned(build, facts=model(context_length=2048), **settings)
+    assert (made.ctx_size, made.shape.ctx_total) == (per_request, total)
+    ((message, remedy),) = made.warnings
+    asked = settings.get("ctx_size", 100_000)
+    assert message.startswith(f"--ctx-size {asked} is more than the 2048 tokens that the model was trained")
+    assert message.endswith("gives no request more: 2048 are used.")
+    assert remedy.startswith("Set --ctx-size to 2048 or less")
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "per_request", "total"),
+    [
+        # ggml-org/llama.cpp#28030
+        pytest.param(
+            *(
+                NEW,
+                {"ctx_size": 8192, "extra": ("--rope-scaling", "yarn", "--rope-scale", "4")},
+                8192,
+                32_768,
+            ),
+            id="YaRN",
+        ),
+        pytest.param(
+            NEW,
+            {
+                "ctx_size": 4096,
+                "extra": (*("--rope-scaling", "yarn", "--rope-scale", "4"), *("--yarn-orig-ctx", "1024")),
+            },
+            *(4096, 16_384),
+            id="YaRN with another original context",
+        ),
+        # ggml-org/llama.cpp#17459
+        pytest.param(
+            *(
+                JULY,
+                {"ctx_size": 8192, "extra": ("--override-kv", "llama.context_length=int:8192")},
+                8192,
+                32_768,
+            ),
+            id="another trained length",
+        ),
+        pytest.param(
+            JULY,
+            {
+                "ctx_size": 8192,
+                "extra": ("--override-kv", "llama.rope.freq_base=float:2e6,llama.context_length=int:9000"),
+            },
+            *(8192, 32_768),
+            id="several settings",
+        ),
+        pytest.param(NEW, {"extra": ("-c", "8192")}, 2048, 8192, id="shared by the slots"),
+    ],
+)
+def test_a_context_that_requests_can_use_is_not_cut(
+    build: str, settings: dict[str, Any], per_request: int, total: int
+) -> None:
+    made = planned(build, facts=model(context_length=2048), **settings)
+    assert (made.ctx_size, made.shape.ctx_total, made.warnings) == (per_request, total, ())
 
 
 def test_a_file_that_names_no_context_gets_the_default() -> None:
@@ -293,7 +377,7 @@ def test_number_out_of_range_is_refused_with_value_and_allowed_range(
     with pytest.raises(UsageInvalid) as refused:
         planned(**settings)
     assert refused.value.message == f"{says} is out of range"
-    assert refused.value.remedy.startswith("give ")
+    assert refused.value.remedy.startswith("Give ")
     assert refused.value.exit_code == 2
 
 
@@ -305,6 +389,23 @@ def test_embeddings_get_batches_as_large_as_a_request() -> None:
     assert "--pooling" not in made.argv
     assert "--jinja" not in made.argv
     assert value(made, "--cache-ram") == "0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro"),
+    [
+        *((kind, "512") for kind in ("openjev", "lev", "nimble", "pplx-decider", "lfm2-d1")),
+        *((kind, "8192") for kind in ("kev", "laya", "clef", "lfm2-d1-omni", "future-d9", "unknown")),
+    ],
+)
+def test_a_decision_gets_the_micro_batch_that_its_type_needs(kind: str, micro: str) -> None:
+    """llama.cpp, tools/server/README.md (#29818): the prompts of laya and clef must fit in --ubatch-size. Two
+    people start clef so by hand: -c 8192 -b 8192 -ub 8192.
+    """
+    made = planned(facts=model(model_class=ModelClass.DECISION, decision=kind, context_length=8192))
+    assert (value(made, "--ubatch-size"), value(made, "--cache-ram")) == (micro, "0")
+    assert "--embedding" not in made.argv
+    assert made.model_class is ModelClass.DECISION
 
 
 def test_the_batch_of_an_encoder_holds_all_the_cells_that_a_small_context_is_rounded_up_to() -> None:
@@ -678,7 +779,7 @@ def test_a_projector_is_passed_and_counted() -> None:
 
 
 def test_file_that_is_not_a_projector_is_refused_for_mmproj() -> None:
-    with pytest.raises(UsageInvalid, match=r"m\.gguf is a file of class decoder, not a projector") as refused:
+    with pytest.raises(UsageInvalid, match=r"m\.gguf is not a projector: chat") as refused:
         planned(mmproj="/models/m.gguf", projector=model())
     assert "published with the model" in refused.value.remedy
 
@@ -716,10 +817,11 @@ def test_context_of_zero_is_the_models_own_context() -> None:
         (MIDDLE, ("-np", "4"), 1024, 4096),
     ):
         made = planned(build, facts, extra=("--ctx-size", "0", *extra))
-        assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (per_request, 4, total)
+        slots = 1 if build == MIDDLE and not extra else 4
+        assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (per_request, slots, total)
 
 
-@pytest.mark.parametrize(("build", "parallel"), [(NEW, 4), (MIDDLE, 4), (OLD, 1)])
+@pytest.mark.parametrize(("build", "parallel"), [(NEW, 4), (MIDDLE, 1), (OLD, 1)])
 def test_users_context_is_for_one_request_as_in_llama_server(build: str, parallel: int) -> None:
     """``-c 4096`` alone: n_slots = 4, n_ctx_slot = 4096, kv_unified = 'true' (b11434)."""
     made = planned(build, extra=("-c", "4096"))
@@ -762,6 +864,13 @@ def test_of_repeated_arguments_the_last_counts() -> None:
         (("--alias", "x"), "llamasup's --alias"),
         (("--models-dir", "x"), "use llamasup serve"),
         (("--version",), "print and exit"),
+        (("--mcp-servers-json", "{}"), "only `llamasup wrap`"),
+        (("--mcp_servers_config", "x"), "only `llamasup wrap`"),
+        (("--mcp-of-a-later-build",), "only `llamasup wrap`"),
+        (("--tools=all",), "only `llamasup wrap`"),
+        (("--tools-runtime", "x"), "only `llamasup wrap`"),
+        (("-ag",), "only `llamasup wrap`"),
+        (("--webui-mcp-proxy",), "only `llamasup wrap`"),
     ],
 )
 def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
@@ -773,14 +882,20 @@ def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
     assert "secret" not in str(refused.value)
 
 
+def test_flags_that_switch_tools_off_are_passed_on() -> None:
+    extra = ("-no-ag", "--no_agent", "--no-webui-mcp-proxy")
+    assert planned(extra=extra).argv[-3:] == extra
+
+
 @pytest.mark.parametrize(
     ("extra", "message", "remedy"),
     [
         (("--ctx-sise", "1"), "has no --ctx-sise", "--ctx-size"),
         (("--mlock",), "has no --mlock", "--load-mode"),
         (("--draft-max", "4"), "no longer has --draft-max", "--spec-draft-n-max"),
-        (("--zzzz",), "has no --zzzz", "leave --zzzz out"),
-        (("--temp=0.5",), "does not accept '--temp=0.5'", "write --temp 0.5"),
+        (("--zzzz",), "has no --zzzz", "Leave --zzzz out"),
+        (("--sidecar",), "has no --sidecar", "put it before --"),
+        (("--temp=0.5",), "does not accept '--temp=0.5'", "Write --temp 0.5."),
         (("stray",), "'stray' is not an option", "start with -"),
         (("-np", "2", "stray"), "'stray' after -np", "start with -"),
         (("--temp",), "--temp needs a value (N)", "after the flag"),

@@ -157,7 +157,7 @@ def test_reason_names_the_default_or_the_packed_cache() -> None:
 
 
 def test_throughput_lets_a_long_request_use_the_free_context_of_others() -> None:
-    made = planned(profile="throughput")
+    made = planned(facts=model(context_length=32768), profile="throughput")
     assert "--kv-unified" in made.argv
     assert made.shape.unified
     assert (made.parallel, made.ctx_size_of_slot, made.ctx_size) == (8, 4096, 32768)
@@ -173,6 +173,7 @@ def test_no_request_gets_more_than_the_models_trained_context() -> None:
     ("build", "facts", "rest"),
     [
         (OLD, model(), {}),  # no such flag
+        (MIDDLE, model(), {}),  # each slot would still get its part alone
         (NEW, bert(), {}),  # no decoder
         (NEW, model(), {"parallel": 1}),  # nobody to share with
         (NEW, model(), {"bounds": PlanLimits(parallel=1)}),
@@ -289,7 +290,7 @@ def test_every_variable_with_a_reason_is_in_the_environment(profile: Profile | N
 def test_plain_shows_the_slots_and_the_context_that_llama_server_takes_by_itself(
     build: str, asked: dict[str, Any], slots: int, per_request: int, total: int
 ) -> None:
-    made = planned(build, profile="plain", **asked)
+    made = planned(build, model(context_length=131072), profile="plain", **asked)
     assert (made.parallel, made.ctx_size, made.shape.ctx_total) == (slots, per_request, total)
 
 
@@ -328,7 +329,7 @@ def test_plain_passes_a_draft_model_with_the_flags_that_it_needs(
 
 
 def test_plain_does_not_draft_with_the_models_own_layers() -> None:
-    made = planned(facts=model(mtp_layers=1), profile="plain")
+    made = planned(facts=model(mtp_layers=1, drafts_itself=True), profile="plain")
     assert flags(made.argv) == ESSENTIAL
     assert made.memory.draft_bytes == 0
 

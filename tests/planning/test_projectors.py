@@ -12,7 +12,18 @@ from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
-from tests.planning.plans import GIB, NEW, bert, capabilities, from_help, model, planned, reason, value
+from tests.planning.plans import (
+    GIB,
+    NEW,
+    bert,
+    capabilities,
+    from_help,
+    machine,
+    model,
+    planned,
+    reason,
+    value,
+)
 
 MODEL = "/models/gemma-3-4b-it-Q4_K_M.gguf"
 WIDTH = model().embedding_length
@@ -144,6 +155,16 @@ def test_the_projector_found_is_passed_with_its_reason_and_counted() -> None:
     assert made.memory.weights_bytes == model().weights_bytes + GIB // 2
 
 
+def test_reason_says_whether_ffmpeg_is_there() -> None:
+    for given in ({"found": FOUND}, {"mmproj": "/models/mmproj.gguf", "projector": PROJECTOR.facts}):
+        why = {
+            has: reason(planned(hardware=machine(has_ffmpeg=has), **given), "--mmproj")
+            for has in (True, False)
+        }
+        assert why[True].endswith("; ffmpeg, for WebP images and videos, is on PATH")
+        assert "; WebP images and videos are refused, because" in why[False]
+
+
 def test_reason_for_no_projector_has_a_remedy() -> None:
     made = planned(found=Pairing(None, "two of them: give it with --mmproj"))
     assert "--mmproj" not in made.argv
@@ -187,7 +208,7 @@ def test_a_wrong_projector_is_refused_with_both_numbers_however_it_was_given(giv
 
 
 def test_file_that_is_not_a_projector_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is a file of class decoder, not a projector"):
+    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is not a projector: chat"):
         planned(mmproj="/models/m.gguf", projector=model())
 
 

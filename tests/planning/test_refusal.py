@@ -18,6 +18,7 @@ from llamasup.system.text import memory_text
 from tests.planning.plans import (
     GIB,
     GPU,
+    LONG,
     NEW,
     SMALL_GPU,
     capabilities,
@@ -34,7 +35,7 @@ def refused(preferred: LaunchPlan, fitting: LaunchPlan, **rest: Any) -> DoesNotF
 
 def test_refusal_names_needed_and_free_memory_and_exits_with_71() -> None:
     wanted = planned(
-        hardware=machine(memory_available_bytes=6 * GIB), ctx_size=65536, parallel=2, kv_type="f16"
+        *(NEW, LONG, machine(memory_available_bytes=6 * GIB)), ctx_size=65536, parallel=2, kv_type="f16"
     )
     error = refused(wanted, wanted)
     assert error.exit_code == 71
@@ -113,7 +114,7 @@ def test_options_of_the_remedy_do_fit(asked: dict[str, Any]) -> None:
 
 def test_remedy_names_only_the_settings_that_change() -> None:
     free = machine(memory_available_bytes=8 * GIB)
-    preferred = planned(hardware=free, ctx_size=65536, parallel=2)
+    preferred = planned(facts=LONG, hardware=free, ctx_size=65536, parallel=2)
     fitting = planned(hardware=free, ctx_size=8192, parallel=2)
     assert refused(preferred, fitting).remedy.startswith("Fits: --ctx-size 8192. Or free memory")
     known = capabilities(NEW, SMALL_GPU)
@@ -124,7 +125,7 @@ def test_remedy_names_only_the_settings_that_change() -> None:
 
 
 def test_remedy_for_a_config_uses_its_keys() -> None:
-    preferred = planned(ctx_size=32768, parallel=4)
+    preferred = planned(facts=LONG, ctx_size=32768, parallel=4)
     fitting = planned(ctx_size=8192, parallel=1)
     remedy = refused(preferred, fitting, by_config=True).remedy
     assert remedy.startswith("Fits: parallel: 1, ctx_size: 8192. Or allow more (memory). check_memory: false")
@@ -137,7 +138,7 @@ def test_remedy_for_a_config_uses_its_keys() -> None:
 def test_remedy_does_not_name_a_cache_of_two_types() -> None:
     free = machine(memory_available_bytes=9 * GIB)
     mixed = planned(hardware=free, ctx_size=2048, extra=("-ctk", "q8_0", "-ctv", "f16"))
-    assert "--kv-type" not in refused(planned(hardware=free, ctx_size=65536), mixed).remedy
+    assert "--kv-type" not in refused(planned(facts=LONG, hardware=free, ctx_size=65536), mixed).remedy
 
 
 def test_remedy_names_a_users_prompt_cache_that_is_too_large() -> None:

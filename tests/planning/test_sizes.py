@@ -69,7 +69,7 @@ def test_room_for_fewer_logits_is_less_memory() -> None:
 
 
 def test_drafted_tokens_need_room_for_their_logits_as_well() -> None:
-    drafted = planned(NEW, model(mtp_layers=1)).shape
+    drafted = planned(NEW, model(mtp_layers=1, drafts_itself=True)).shape
     assert drafted.outputs_per_slot == 1 + 2
 
 

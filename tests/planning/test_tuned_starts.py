@@ -53,7 +53,7 @@ def test_another_setting_of_the_user_is_planned_without_it(host: Machine) -> Non
     keep(host, THREE)
     assert planned(host, Settings(profile="latency")).measured is None
     assert planned(host, Settings(kv_type="f16")).measured is None
-    assert planned(host, Settings(ctx_size=4096)).measured is not None
+    assert planned(host, Settings(ctx_size=4096)).measured is None  # no slots that share one context
 
 
 def test_another_build_or_machine_is_planned_without_it(host: Machine) -> None:

@@ -43,6 +43,7 @@ def test_eviction_names_the_model_that_needs_the_memory() -> None:
     answer = pause_of(replace(MODEL, state=ModelState.UNLOADING, for_id="b"))
     assert answer is not None
     assert answer.message == "The model 'a' is being unloaded to make room for 'b'"
+    assert answer.absent  # a request that waits would load it again
 
 
 @pytest.mark.parametrize(

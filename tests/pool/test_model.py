@@ -35,6 +35,9 @@ def two_cards(tmp_path: Path) -> str:
     return str(program)
 
 
+LONGER = ("--override-kv", "llama.context_length=int:100000000")
+
+
 def needs_of(
     model: Path, runtime: str, devices: tuple[str, ...], ctx_size: int, *extra: str
 ) -> Mapping[str, int]:
@@ -42,7 +45,7 @@ def needs_of(
     spec = ModelSpec(
         "tiny",
         str(model),
-        settings=Settings(parallel=1, ctx_size=ctx_size, extra=extra),
+        settings=Settings(parallel=1, ctx_size=ctx_size, extra=(*LONGER, *extra)),
         options=ModelSettings(devices=devices),
         replicas=len(devices),
     )

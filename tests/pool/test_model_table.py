@@ -15,6 +15,7 @@ from llamasup.pool import model_states as states
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model_states import (
     HOLDING,
+    Announce,
     CancelSizing,
     Drop,
     Effect,
@@ -35,6 +36,7 @@ from llamasup.pool.model_states import (
 )
 from llamasup.pool.model_table import TABLE, InvalidModelEvent, Place, advance_model, is_stale, place_of
 from llamasup.settings.model import Settings
+from llamasup.supervision.events import LoadFailed
 from scripts import pool_diagram
 from scripts.pool_diagram import ANSWER, ERROR, SPECS, UNPROVEN, Plan, reachable
 
@@ -278,7 +280,7 @@ def test_load_during_an_unload_waits_for_its_end() -> None:
 def test_failed_replica_that_tries_again_is_stopped_and_stays_charged() -> None:
     story = Story().load()
     failed = states.ProcessesFailed(story.id, ERROR, ANSWER, settled=False)
-    assert story(failed) == (Stop(story.id, ONE), EndLoads(ERROR))
+    assert story(failed) == (Stop(story.id, ONE), EndLoads(ERROR), Announce(LoadFailed(SPECS[0].id, ERROR)))
     assert (story.model.state, charged(story.model)) == (ModelState.FAILED, ONE.needs)
     assert story(states.RetryRequested()) == ()
     assert story.model.state is ModelState.UNLOADING

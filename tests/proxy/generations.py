@@ -21,16 +21,18 @@ def make_unavailable(rig: Rig, why: Unavailable) -> None:
     rig.call(change)
 
 
-def end_generation(rig: Rig, why: Unavailable = LOADING) -> None:
+def end_generation(rig: Rig, why: Unavailable = LOADING, *, crashed: bool = False) -> None:
     """End the generation and its requests."""
     make_unavailable(rig, why)
-    rig.call(lambda: rig.backend.endpoint.close(generation_ended("llama-server was killed")))
+    ended = generation_ended("llama-server was killed")
+    rig.call(lambda: rig.backend.endpoint.close(ended, crashed=crashed))
 
 
 def start_generation(rig: Rig) -> Endpoint:
     """Make the next generation ready at the same address."""
     old = rig.backend.endpoint
     new = Endpoint(old.model, old.generation + 1, old.address)
+    new.on_permit_free = rig.backend.waiting.permit_freed
 
     def change() -> None:
         rig.backend.endpoint = new

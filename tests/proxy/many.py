@@ -58,12 +58,15 @@ class ManyModels:
     def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
         self.models = {spec.id: Model(spec, folder / f"{number}.sock") for number, spec in enumerate(specs)}
         self.default = default
+        self.created: list[str | None] = []  # names that a request may download
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Model | Unavailable:
         found = self._find(model)
         if isinstance(found, Model):
             return found
+        if create:
+            self.created.append(model)
         return Unavailable.because(
             unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
         )

@@ -208,7 +208,11 @@ def test_announced_body_above_the_limit_is_refused_unread(rig: Rig) -> None:
     serve_another_client(rig)
     head, body = client.message()
     assert (status(head), field(head, b"connection")) == (413, b"close")
-    assert json.loads(body)["error"]["cause"] == "body_limit"
+    error = json.loads(body)["error"]
+    assert (error["cause"], error["remedy"]) == (
+        "body_limit",
+        "Send less, or raise the limit with --max-body (in a config: http.max_body).",
+    )
     assert client.sees_the_end()
     client.close()
     await_release(rig)

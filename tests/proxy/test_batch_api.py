@@ -97,21 +97,50 @@ def test_upload_may_be_larger_than_other_bodies_and_is_forwarded_while_it_arrive
     assert status(client.message()[0]) == 200
 
 
-def begin_upload(rig: Rig, body: bytes = bytes(MIB)) -> Wire:
+def upload_head(size: int, key: bytes | None = None) -> bytes:
+    lines = [b"Content-Length: %d" % size, *([] if key is None else [b"Authorization: Bearer " + key])]
+    return get(FILE, *lines, method=b"POST")
+
+
+def begin_upload(rig: Rig, key: bytes | None = None) -> Wire:
     """The first half of a body has arrived."""
-    client = rig.send(get(FILE, b"Content-Length: %d" % (2 * len(body)), method=b"POST"), body)
+    client = rig.send(upload_head(2 * MIB, key), bytes(MIB))
     control = rig.accept_control()
     control.head()
-    control.receive(len(body))
+    control.receive(MIB)
     return client
 
 
 def test_uploads_have_places_of_their_own(make_rig: MakeRig) -> None:
     rig = make_rig(with_api(file_uploads=1), control=True)
     begin_upload(rig)
-    assert (rig.proxy.uploads, rig.proxy.file_uploads) == (0, 1)
-    refused = rig.send(get(FILE, b"Content-Length: %d" % MIB, method=b"POST"), bytes(MIB // 2))
+    assert (rig.proxy.uploads, rig.proxy.file_uploads.total()) == (0, 1)
+    refused = rig.send(upload_head(MIB), bytes(MIB // 2))
     assert cause(refused.message()) == (503, "uploads_limit")
+
+
+@pytest.mark.check("X8", "429 client_uploads_limit; another client uploads")
+def test_one_client_leaves_places_for_uploads_to_others(make_rig: MakeRig) -> None:
+    rig = make_rig(with_api("anna\nben", file_uploads=3, file_uploads_per_client=2), control=True)
+    uploads = [begin_upload(rig, b"anna"), begin_upload(rig, b"anna")]
+    refused = rig.send(upload_head(MIB, b"anna"), bytes(MIB // 2))
+    assert cause(refused.message()) == (429, "client_uploads_limit")
+    begin_upload(rig, b"ben")
+    uploads[0].close()
+    eventually(lambda: rig.proxy.file_uploads.total() == 2)
+    begin_upload(rig, b"anna")
+
+
+@pytest.mark.check("X8", "uploads count for `concurrent` and `rpm` of their key; reading files is free")
+@pytest.mark.parametrize("size", [1000, 2 * MIB])
+@pytest.mark.parametrize("limit", ["concurrent", "requests"])
+def test_uploads_of_files_count_for_the_limits_of_their_key(make_rig: MakeRig, limit: str, size: int) -> None:
+    rig = make_rig(with_api(f"one {limit.replace('requests', 'rpm')}=1"), control=True)
+    begin_upload(rig, b"one")
+    refused = rig.send(upload_head(size, b"one"), bytes(size // 2))
+    assert cause(refused.message()) == (429, f"key_{limit}")
+    rig.send(get(FILE, b"Authorization: Bearer one"))
+    assert rig.accept_control().head().startswith(b"GET")
 
 
 def test_upload_that_takes_too_long_is_ended(make_rig: MakeRig, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The web console over TCP: which requests reach its files, and what its cookie allows."""
+"""The web console over TCP: which requests reach its files, and what the secret of a session allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from llamasup.auth.key_source import KeyFile
 from llamasup.auth.keys import ApiKey, digest_of
 from llamasup.proxy import ProxyConfig
-from llamasup.proxy.console_access import session_ids
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
@@ -20,25 +19,24 @@ WITH_KEYS = ProxyConfig(
     console=True, route_by_model=False, key_file=keys_of("infer\nadmin rights=control"), api_keys=("given",)
 )
 SESSION = b"/llamasup/v1/console/session"
-COOKIE = b"Cookie: theme=dark; llamasup_session=old.good; x=y"
 HEADER = b"X-Llamasup-Console: secret"
 ORIGIN = b"Origin: http://localhost"
-OWN = (COOKIE, HEADER, ORIGIN)
+OPAQUE = b"Origin: null"
+OWN = (HEADER, ORIGIN)
 CHANGES = [(b"POST", b"/llamasup/v1/reload"), (b"PUT", b"/llamasup/v1/config"), (b"DELETE", SESSION)]
 
 
 class OneSession:
-    """One session, with the id ``good`` and the secret ``secret``, until it ends."""
+    """One session, with the secret ``secret``, until it ends."""
 
     def __init__(self) -> None:
         self.is_over = False
 
-    def key_of(self, ids: tuple[bytes, ...], secret: bytes) -> ApiKey | None:
-        return (
-            None
-            if self.is_over or b"good" not in ids or secret != b"secret"
-            else ApiKey("console", b"", b"", controls=True)
-        )
+    def has(self, secret: bytes) -> bool:
+        return not self.is_over and secret == b"secret"
+
+    def key_of(self, secret: bytes) -> ApiKey | None:
+        return ApiKey("console", b"", b"", controls=True) if self.has(secret) else None
 
 
 @pytest.fixture(params=[CONSOLE, WITH_KEYS], ids=["no keys", "keys"])
@@ -115,103 +113,129 @@ def test_foreign_host_gets_no_file_of_the_console(console: Rig) -> None:
     assert refusal(console, request) == (403, "foreign_host")
 
 
-def test_console_that_is_off_has_no_files_and_no_cookie(make_rig: MakeRig) -> None:
+def test_console_that_is_off_has_no_files_and_no_sessions(make_rig: MakeRig) -> None:
     rig = signed_in(make_rig, ProxyConfig())
-    for request in (get(b"/llamasup/"), get(SESSION), get(b"/llamasup/v1/status", COOKIE)):
+    for request in (get(b"/llamasup/"), get(SESSION), get(b"/llamasup/v1/status", HEADER)):
         assert refusal(rig, request) == (403, "control_closed")
 
 
-# --- the cookie
+# --- sessions
 
 
-def test_cookie_gives_the_right_control(console: Rig) -> None:
-    head = forwarded(console, get(b"/llamasup/v1/status", COOKIE, HEADER))
-    assert b"llamasup_session=old.good" in head
+def test_secret_of_a_session_gives_the_right_control(console: Rig) -> None:
+    head = forwarded(console, get(b"/llamasup/v1/status", HEADER))
     assert b"x-llamasup-console: secret" in head
     assert console.record().client == "key:console"
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
-def test_page_of_the_console_changes_with_origin_and_header(console: Rig, method: bytes, path: bytes) -> None:
-    assert forwarded(console, change(method, path, *OWN)).startswith(method + b" " + path)
-
-
-@pytest.mark.check(
-    "X3", "403 for a change with the cookie but without the header or the Origin of this server"
-)
-@pytest.mark.parametrize(("method", "path"), CHANGES)
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        ((COOKIE, ORIGIN), "console_header"),
-        ((COOKIE, ORIGIN, b"X-Llamasup-Console: "), "console_header"),
-        ((COOKIE, HEADER, b"Origin: http://evil.example"), "foreign_origin"),
-        ((COOKIE, HEADER, b"Origin: http://localhost:3000"), "foreign_origin"),
-        ((COOKIE, HEADER, b"Origin: null"), "foreign_origin"),
-        ((*OWN, b"Sec-Fetch-Site: cross-site"), "foreign_origin"),
-        ((*OWN, b"Sec-Fetch-Site: same-site"), "foreign_origin"),
-        ((*OWN, b"Sec-Fetch-Site: same-origin", b"Sec-Fetch-Site: cross-site"), "foreign_origin"),
-    ],
-)
-def test_page_of_another_site_changes_nothing_with_the_cookie(
-    console: Rig, method: bytes, path: bytes, lines: tuple[bytes, ...], cause: str
+@pytest.mark.parametrize("origin", [ORIGIN, OPAQUE])
+def test_page_of_the_console_changes_with_its_secret(
+    console: Rig, method: bytes, path: bytes, origin: bytes
 ) -> None:
-    assert refusal(console, change(method, path, *lines)) == (403, cause)
+    assert forwarded(console, change(method, path, HEADER, origin)).startswith(method + b" " + path)
 
 
-@pytest.mark.check("X3", "403: a change with the cookie has an Origin")
-def test_change_with_the_cookie_needs_an_origin(console: Rig) -> None:
-    assert refusal(console, change(b"POST", b"/llamasup/v1/reload", COOKIE, HEADER)) == (
-        403,
-        "foreign_origin",
-    )
-
-
-@pytest.mark.check("X3", "403: a configured origin may use models, and not the cookie of the console")
-@pytest.mark.parametrize("method", [b"GET", b"POST"])
-def test_page_of_a_configured_origin_does_not_use_the_cookie(make_rig: MakeRig, method: bytes) -> None:
-    rig = signed_in(make_rig, ProxyConfig(console=True, origins=("https://chat.example",)))
-    request = change(method, b"/llamasup/v1/status", COOKIE, HEADER, b"Origin: https://chat.example")
-    assert refusal(rig, request) == (403, "foreign_origin")
-
-
-@pytest.mark.check("X3", "403 for a read with the cookie that another site causes")
-@pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"other"])
-def test_page_of_another_site_reads_nothing_with_the_cookie(console: Rig, site: bytes) -> None:
-    request = get(b"/llamasup/v1/events", COOKIE, HEADER, b"Sec-Fetch-Site: " + site)
-    assert refusal(console, request) == (403, "foreign_origin")
-
-
-def test_own_page_reads_with_the_cookie_and_the_secret(console: Rig) -> None:
-    for site in (b"none", b"same-origin"):
-        forwarded(console, get(b"/llamasup/v1/status", COOKIE, HEADER, b"Sec-Fetch-Site: " + site))
-
-
-@pytest.mark.check(
-    "X4", "401 or 403 for the cookie alone, which each program at a port of this machine may get"
-)
+@pytest.mark.check("X3", "403, or 401, for another origin, and for a secret of no session")
+@pytest.mark.parametrize(("method", "path"), [*CHANGES, (b"GET", b"/llamasup/v1/events")])
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ((), (403, "console_header")),
-        ((b"X-Llamasup-Console: 1",), (401, "session")),
-        ((b"X-Llamasup-Console: good",), (401, "session")),
+        ((HEADER, b"Origin: http://evil.example"), (403, "foreign_origin")),
+        ((HEADER, b"Origin: http://localhost:3000"), (403, "foreign_origin")),
+        ((b"X-Llamasup-Console: 1", OPAQUE), (401, "session", "console_page")),
+        ((b"X-Llamasup-Console: ", OPAQUE), (403, "foreign_origin")),
+        ((OPAQUE,), (403, "foreign_origin")),
     ],
 )
-def test_cookie_without_the_secret_reads_and_changes_nothing(
-    console: Rig, lines: tuple[bytes, ...], expected: tuple[int, str]
+def test_page_of_another_site_changes_nothing(
+    console: Rig, method: bytes, path: bytes, lines: tuple[bytes, ...], expected: tuple[object, ...]
 ) -> None:
-    """A program that the browser visits may repeat the cookie with any Origin."""
+    code, cause = refusal(console, change(method, path, *lines))
+    assert code == expected[0]
+    assert cause in expected
+
+
+@pytest.mark.check("X3", "403: a configured origin may use models, and no session of the console")
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_page_of_a_configured_origin_uses_no_session(make_rig: MakeRig, method: bytes) -> None:
+    rig = signed_in(make_rig, ProxyConfig(console=True, origins=("https://chat.example",)))
+    request = change(method, b"/llamasup/v1/status", HEADER, b"Origin: https://chat.example")
+    assert refusal(rig, request) == (403, "foreign_origin")
+
+
+@pytest.mark.check("X4", "401 or 403: a cookie gives no right")
+@pytest.mark.parametrize("cookie", [b"llamasup_session=secret", b"x-llamasup-console=secret"])
+def test_cookie_gives_no_right(console: Rig, cookie: bytes) -> None:
     for path in (b"status", b"events", b"models/m/logs", b"config"):
-        assert refusal(console, get(b"/llamasup/v1/" + path, COOKIE, *lines)) == expected
-    for method, path in CHANGES:
-        if path != SESSION:  # the application finds no session to end
-            assert refusal(console, change(method, path, COOKIE, ORIGIN, *lines)) == expected
+        request = get(b"/llamasup/v1/" + path, b"Cookie: " + cookie, ORIGIN)
+        assert refusal(console, request)[0] in (401, 403)
+
+
+# --- the origin of a sandboxed page
+
+PREFLIGHT = (OPAQUE, b"Access-Control-Request-Headers: content-type, x-llamasup-console")
+
+
+def cors(rig: Rig, request: bytes) -> bytes | None:
+    """The Access-Control-Allow-Origin of a local answer."""
+    head, _ = rig.ask(request)
+    return field(head, b"access-control-allow-origin")
+
+
+@pytest.mark.parametrize("path", [b"/llamasup/v1/config", SESSION, b"/v1/chat/completions"])
+def test_browser_may_ask_whether_the_page_may_send_its_secret(console: Rig, path: bytes) -> None:
+    head, _ = console.ask(get(path, *PREFLIGHT, method=b"OPTIONS"))
+    assert status(head) == 204
+    assert field(head, b"access-control-allow-origin") == b"null"
+    assert b"PUT" in (field(head, b"access-control-allow-methods") or b"")
+    assert field(head, b"access-control-allow-credentials") is None
+    head, _ = console.ask(get(path, OPAQUE, method=b"OPTIONS"))
+    assert status(head) == 403
+
+
+def test_page_reads_why_it_is_refused(console: Rig) -> None:
+    assert cors(console, get(b"/llamasup/v1/status", OPAQUE, b"X-Llamasup-Console: old")) == b"null"
+    assert cors(console, get(b"/llamasup/v1/status", OPAQUE)) is None
+
+
+@pytest.mark.check("X3", "refused: a page without an origin reads no page with a secret, and uses no model")
+def test_page_without_an_origin_reads_the_files_and_not_the_page(console: Rig) -> None:
+    client = console.send(get(b"/llamasup/assets/console.js", OPAQUE))
+    console.accept_control().send(answer(b"js", b"Connection: close"))
+    assert field(client.message()[0], b"access-control-allow-origin") == b"null"
+    assert refusal(console, get(b"/llamasup/", OPAQUE)) == (403, "foreign_origin")
+    for secret in (b"1", console.proxy.console.page_secret.encode()):
+        lines = (OPAQUE, b"X-Llamasup-Console: " + secret, b"Authorization: Bearer infer")
+        assert refusal(console, get(b"/llamasup/", *lines)) == (401, "session")
+        assert refusal(console, post(b"/v1/chat/completions", CHAT, *lines)) == (401, "session")
+
+
+def test_playground_uses_a_model_while_its_session_lasts(console: Rig) -> None:
+    request = post(b"/v1/completions", b"{}", HEADER, OPAQUE, b"Authorization: Bearer infer")
+    client = console.send(request)
+    child = console.accept()
+    head, _ = child.message()
+    assert b"x-llamasup-console" not in head.lower()
+    child.send(answer(b"{}"))
+    assert field(client.message()[0], b"access-control-allow-origin") == b"null"
+    session = console.proxy.console.sessions
+    assert isinstance(session, OneSession)
+    session.is_over = True
+    client.send(request)
+    head, body = client.message()
+    assert (status(head), json.loads(body)["error"]["cause"]) == (401, "session")
+
+
+def test_console_that_owns_its_address_is_not_sandboxed(make_rig: MakeRig) -> None:
+    rig = signed_in(make_rig, ProxyConfig(console=True, route_by_model=True))
+    assert refusal(rig, get(b"/llamasup/v1/status", HEADER, OPAQUE)) == (403, "foreign_origin")
+    forwarded(rig, get(b"/llamasup/v1/status", HEADER, ORIGIN))
 
 
 def test_request_with_an_ended_session_gets_401_on_an_open_connection(console: Rig) -> None:
     client = console.connect()
-    request = get(b"/llamasup/v1/status", COOKIE, HEADER)
+    request = get(b"/llamasup/v1/status", HEADER)
     client.send(request)
     control = console.accept_control()
     control.head()
@@ -225,20 +249,20 @@ def test_request_with_an_ended_session_gets_401_on_an_open_connection(console: R
     assert (status(head), json.loads(body)["error"]["cause"]) == (401, "session")
 
 
-def test_cookie_is_unknown_before_the_control_application_is_loaded(make_rig: MakeRig) -> None:
+def test_secret_is_unknown_before_the_control_application_is_loaded(make_rig: MakeRig) -> None:
     rig = make_rig(CONSOLE, control=True)
-    assert refusal(rig, get(b"/llamasup/v1/status", COOKIE, HEADER)) == (401, "session")
+    assert refusal(rig, get(b"/llamasup/v1/status", HEADER)) == (401, "session")
 
 
-@pytest.mark.check("X4", "401: the cookie counts only below /llamasup/")
+@pytest.mark.check("X4", "401: the secret of a session counts only below /llamasup/")
 @pytest.mark.parametrize("path", [b"/v1/models", b"/metrics", b"/props", b"/slots", b"/"])
-def test_cookie_opens_no_path_of_a_model(make_rig: MakeRig, path: bytes) -> None:
+def test_secret_opens_no_path_of_a_model(make_rig: MakeRig, path: bytes) -> None:
     rig = signed_in(make_rig, WITH_KEYS)
     assert refusal(rig, get(path, *OWN)) == (401, "api_key")
     assert refusal(rig, post(b"/v1/chat/completions", CHAT, *OWN)) == (401, "api_key")
 
 
-def test_key_with_the_right_control_needs_no_cookie(make_rig: MakeRig) -> None:
+def test_key_with_the_right_control_needs_no_session(make_rig: MakeRig) -> None:
     rig = signed_in(make_rig, WITH_KEYS)
     forwarded(rig, change(b"POST", b"/llamasup/v1/reload", b"x-api-key: admin"))
 
@@ -252,17 +276,24 @@ def test_request_for_a_session_needs_no_key(console: Rig) -> None:
     forwarded(console, change(b"POST", SESSION, HEADER, ORIGIN))
 
 
-@pytest.mark.check("X3", "403 for another site that signs a browser in or out")
+@pytest.mark.check("X3", "401 or 403 for another site that signs a browser in")
 @pytest.mark.parametrize(
-    "lines", [(), (HEADER, b"Origin: http://evil.example"), (HEADER, b"Sec-Fetch-Site: cross-site")]
+    "lines",
+    [(HEADER, b"Origin: http://evil.example"), (OPAQUE,), (OPAQUE, b"X-Llamasup-Console: 1")],
 )
 def test_page_of_another_site_signs_no_browser_in(console: Rig, lines: tuple[bytes, ...]) -> None:
     code, cause = refusal(console, change(b"POST", SESSION, *lines))
-    assert (code, cause in ("foreign_origin", "console_header")) == (403, True)
+    assert (code, cause) in ((403, "foreign_origin"), (401, "console_page"))
+
+
+def test_sandboxed_page_signs_in_with_the_secret_of_the_page(console: Rig) -> None:
+    secret = b"X-Llamasup-Console: " + console.proxy.console.page_secret.encode()
+    forwarded(console, change(b"POST", SESSION, secret, OPAQUE))
+    assert refusal(console, change(b"POST", b"/llamasup/v1/reload", secret, OPAQUE)) == (401, "session")
 
 
 def test_other_spelling_of_the_sign_in_needs_a_key(console: Rig) -> None:
-    assert refusal(console, change(b"POST", SESSION + b"/", HEADER))[0] in (401, 403)
+    assert refusal(console, change(b"POST", SESSION + b"/", b"X-Llamasup-Console: none"))[0] in (401, 403)
 
 
 def test_minted_key_infers_under_its_name_until_it_is_revoked(console: Rig) -> None:
@@ -301,8 +332,8 @@ def test_browser_that_asks_for_the_root_of_serve_is_led_to_the_console(
     make_rig: MakeRig, keys: KeyFile | None
 ) -> None:
     rig = make_rig(ProxyConfig(console=True, route_by_model=True, key_file=keys), control=True)
-    assert location(rig.send(get(b"/", ACCEPTS))) == b"/llamasup/"
-    assert location(rig.send(get(b"/llamasup"))) == b"/llamasup/"
+    assert location(rig.send(get(b"/", ACCEPTS))) == b"llamasup/"
+    assert location(rig.send(get(b"/llamasup"))) == b"llamasup/"
     assert rig.record().outcome == "local"
 
 
@@ -323,10 +354,3 @@ def test_browser_sees_the_page_of_llama_server_under_run(make_rig: MakeRig) -> N
     child.message()
     child.send(answer(b"page"))
     assert client.message()[1] == b"page"
-
-
-def test_cookie_of_several_llamasups_has_the_ids_of_all() -> None:
-    assert session_ids(b"llamasup_session=a.b; other=1; llamasup_session=c") == (b"a", b"b", b"c")
-    assert session_ids(b"x_llamasup_session=a") == ()
-    assert session_ids(b"llamasup_session=" + b".".join(b"%d" % n for n in range(20)))[-1] == b"19"
-    assert len(session_ids(b"llamasup_session=" + b".".join(b"%d" % n for n in range(20)))) == 8

@@ -12,7 +12,7 @@ from llamasup.queueing.endpoint import Endpoint
 from tests.continuation.streams import PIECES, SERVERS, ChatServer, MessagesServer, framed
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import FAILED, STOPPING, await_queued, end_generation, start_generation
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, post
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, post
 from tests.proxy.test_causes import error_in
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -69,6 +69,39 @@ def rest_of(pieces: int = 3) -> bytes:
     return STREAM_HEAD + b"".join(framed(stream)) + LAST_CHUNK
 
 
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [(b'{"tokens":[1,2,3,4,5]}', 5), (b'{"tokens":[1]}', 3), (b"no", 3), (b'{"tokens":7}', 3)],
+)
+def test_text_that_a_stop_string_may_have_held_back_is_counted_by_the_model(
+    continuing: Rig, told: bytes, taken: int
+) -> None:
+    request = post(CHAT, json.dumps({**ChatServer.body, "stop": ["z"]}).encode())
+    _, child = begun(continuing, request=request)
+    cut(continuing, child)
+    counting = continuing.accept()
+    head, body = counting.message()
+    assert head.startswith(b"POST /tokenize ")
+    assert json.loads(body) == {"content": "".join(PIECES[:3])}
+    counting.send(answer(told))
+    body = continuing.accept().message()[1]
+    assert json.loads(body)["max_tokens"] == 8 - taken
+
+
+def test_client_that_leaves_while_its_text_is_counted_gets_no_more(continuing: Rig) -> None:
+    request = post(CHAT, json.dumps({**ChatServer.body, "stop": ["z"]}).encode())
+    client, child = begun(continuing, request=request)
+    cut(continuing, child)
+    counting = continuing.accept()
+    counting.message()
+    client.close()
+    eventually(lambda: continuing.in_flight() == 0)
+    counting.send(answer(b'{"tokens":[1]}'))
+    other = continuing.send(post(CHAT, b"{}"))
+    assert b"messages" not in continuing.accept().message()[1]
+    other.close()
+
+
 def test_stream_is_continued_by_the_next_generation(continuing: Rig) -> None:
     client, child = begun(continuing)
     new = cut(continuing, child)
@@ -87,6 +120,15 @@ def test_stream_is_continued_by_the_next_generation(continuing: Rig) -> None:
     assert record.first_byte_s < record.duration_s
     assert continuing.proxy.metrics.continued == {("tiny", "continued"): 1}
     assert continuing.in_flight() == 0
+
+
+def test_stream_that_fills_a_shared_context_with_others_is_continued_alone(continuing: Rig) -> None:
+    continuing.endpoint.share, continuing.endpoint.repeats_begun_message = 8192, True
+    client, child = begun(continuing)
+    child.send(chunk(b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n'))
+    continue_on(continuing).send(rest_of())
+    assert b"exceeded" not in client.until(LAST_CHUNK)
+    assert continuing.record().continued
 
 
 def test_connection_stays_open_after_a_continued_stream(continuing: Rig) -> None:
@@ -303,7 +345,7 @@ def test_client_that_leaves_ends_the_wait(continuing: Rig) -> None:
     await_queued(continuing, 0)
     record = continuing.record()
     assert (record.outcome, record.status, record.continued) == ("client_gone", 200, False)
-    assert (record.tokens_estimated, record.bytes_out > 100) == (3, True)
+    assert (record.tokens_estimated, record.bytes_out > 100) == (3 + record.bytes_in // 3, True)
     assert record.first_byte_s is not None
 
 

@@ -10,7 +10,7 @@ import pytest
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, get, post, status
+from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, get, post, status
 
 KEYS = ProxyConfig(key_file=keys_of("infer\nadmin rights=control\nboth rights=inference,control"))
 NO_CONTROL = ProxyConfig(key_file=keys_of("infer"))
@@ -57,6 +57,16 @@ def test_control_api_needs_a_key_with_the_right_control(make_rig: MakeRig, path:
     assert b"admin" not in head
     control.send(answer(b"{}"))
     assert status(client.message()[0]) == 200
+
+
+def test_control_api_learns_which_key_a_request_has(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(key_file=keys_of("secret name=ops@home rights=control")), control=True)
+    for lines in ((b"x-api-key: secret",), (b"x-api-key: secret", b"X-Llamasup-Client: key:other")):
+        client = rig.send(get(b"/llamasup/v1/status", *lines))
+        control = rig.accept_control()
+        assert field(control.head(), b"x-llamasup-client") == b"key%3Aops%40home"
+        control.send(answer(b"{}", b"Connection: close"))
+        assert status(client.message()[0]) == 200
 
 
 @pytest.mark.check("X4", "403: closed over TCP")
@@ -117,14 +127,16 @@ def test_foreign_web_page_cannot_stop_llamasup_even_with_a_key(make_rig: MakeRig
     assert nothing_was_forwarded(rig)
 
 
-@pytest.mark.check("X2", "403: the name is not ours")
-def test_page_with_a_rebound_dns_name_cannot_stop_llamasup(make_rig: MakeRig) -> None:
+@pytest.mark.check("X2", "403: the name is not ours, and a page has no key")
+@pytest.mark.parametrize("line", [b"", b"x-api-key: wrong\r\n", b"X-Llamasup-Console: wrong\r\n"])
+def test_page_with_a_rebound_dns_name_cannot_stop_llamasup(make_rig: MakeRig, line: bytes) -> None:
     """DNS rebinding: for the browser this is the server of the page, so that it sends no foreign Origin."""
     rig = make_rig(KEYS, control=True)
     client = rig.connect()
     client.send(
         b"POST /llamasup/v1/shutdown HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n"
-        b"x-api-key: admin\r\nContent-Length: 0\r\n\r\n"
+        + line
+        + b"Content-Length: 0\r\n\r\n"
     )
     assert cause_of(client, 403) == "foreign_host"
     assert nothing_was_forwarded(rig)

@@ -167,10 +167,8 @@ def test_preflight_with_body_is_answered_and_connection_kept(make_rig: MakeRig) 
 
 
 def test_head_of_nearly_64_kib_is_forwarded(rig: Rig) -> None:
-    lines = [b"X-%d: " % n + b"y" * 1000 for n in range(62)]
-    rig.send(get(b"/props", *lines))
-    head = rig.accept().head()
-    assert all(field(head, b"x-%d" % n) == b"y" * 1000 for n in range(62))
+    rig.send(get(b"/props", b"Accept: " + b"y" * 62_000))
+    assert field(rig.accept().head(), b"accept") == b"y" * 62_000
 
 
 def test_body_of_get_request_is_forwarded(rig: Rig) -> None:

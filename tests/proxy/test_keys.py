@@ -72,6 +72,30 @@ def serve_request(client: Wire, child: Child, request: bytes, body: bytes = b"{}
 
 # --- rights
 
+NODES = ProxyConfig(
+    key_file=keys_of("infer\nnode rights=inference,node\ncontrol rights=control"), api_keys=("given",)
+)
+
+
+@pytest.mark.check("X4", "403: only the key of a node may mark a request as that of a node")
+@pytest.mark.parametrize("key", [b"infer", b"given", b"control"])
+@pytest.mark.parametrize("request_of", [get, post], ids=["list", "chat"])
+def test_header_of_a_node_needs_the_key_of_a_node(make_rig: MakeRig, key: bytes, request_of: object) -> None:
+    rig = make_rig(NODES)
+    mark = b"X-Llamasup-Node: other"
+    request = (
+        get(b"/v1/models", bearer(key), mark) if request_of is get else post(CHAT, BODY, bearer(key), mark)
+    )
+    assert error_of(rig.send(request), 403)["cause"] == "key_rights"
+    assert rig.backend.requested_models == []
+
+
+def test_key_of_a_node_marks_its_requests(make_rig: MakeRig) -> None:
+    rig = make_rig(NODES)
+    client, child = rig.connect(), Child(rig)
+    serve_request(client, child, post(CHAT, BODY, bearer(b"node"), b"X-Llamasup-Node: other"))
+    serve_request(client, child, chat(b"node"))  # as every inference key
+
 
 RIGHTS = ProxyConfig(
     key_file=keys_of("infer\ncontrol name=root rights=control\nboth rights=inference,control"),
@@ -292,7 +316,8 @@ def test_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_
     replace_file(path, "two name=b\nthree name=c\n")
     await_epoch(rig, 2)
     old.send(get(b"/props", bearer(b"one")))
-    assert error_of(old, 401)["cause"] == "api_key"
+    refused = error_of(old, 401)
+    assert (refused["cause"], "perhaps it was revoked" in str(refused["remedy"])) == ("api_key", True)
     old.send(chat(b"one"))
     assert error_of(old, 401)["cause"] == "api_key"
     serve_request(other, child, chat(b"two"))
@@ -462,7 +487,7 @@ def test_internal_error_releases_the_quota_of_the_key(
                 client.rest()
         else:
             error = error_of(client, 500)
-            assert (error["type"], error["remedy"]) == ("server_error", "see llamasup's log")
+            assert (error["type"], error["remedy"]) == ("server_error", "See llamasup's log.")
             assert client.sees_the_end()
         rig.record()
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [Broken]
@@ -546,7 +571,7 @@ def test_requests_per_minute(make_rig: MakeRig) -> None:
 def test_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
     rig, _ = limited(make_rig, limit)
     first, second = rig.connect(), rig.connect()
-    unknown = post(b"/v1/systemone", BODY, bearer(b"one"))
+    unknown = post(b"/v1/newer", BODY, bearer(b"one"))
     first.send(unknown)
     child = rig.accept()
     child.message()

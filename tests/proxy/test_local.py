@@ -36,7 +36,8 @@ def test_health_route_of_loading_server_answers_like_llama_server(rig: Rig, path
 
 
 @pytest.mark.parametrize("path", [b"/", b"/props", b"/v1/models", b"/v1/chat/completions"])
-def test_other_paths_are_a_503_while_server_loads(rig: Rig, path: bytes) -> None:
+def test_other_paths_are_a_503_while_server_loads(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=False))
     rig.backend.unavailable = LOADING
     head, body = rig.ask(get(path))
     assert (status(head), body) == (503, LOADING_BODY)
@@ -50,7 +51,7 @@ def test_loading_server_is_alive(rig: Rig) -> None:
 def test_readyz_reports_cause_and_remedy(rig: Rig) -> None:
     rig.backend.unavailable = Unavailable(503, "it crashed", cause="crash_loop", remedy="look at the log")
     error = json.loads(rig.ask(get(b"/readyz"))[1])["error"]
-    assert (error["cause"], error["remedy"]) == ("crash_loop", "look at the log")
+    assert (error["cause"], error["remedy"]) == ("crash_loop", "Look at the log.")
 
 
 CRASHED = Unavailable(
@@ -94,7 +95,7 @@ def test_head_request_to_health_route_has_length_and_no_body(rig: Rig) -> None:
 def test_health_route_accepts_only_get_and_head(rig: Rig) -> None:
     head, _ = rig.ask(get(b"/health", b"Content-Length: 0", method=b"POST"))
     assert status(head) == 405
-    assert field(head, b"allow") == b"GET, HEAD"
+    assert field(head, b"allow") == b"GET, HEAD, OPTIONS"
 
 
 def test_metrics_are_forwarded_to_the_control_app(make_rig: MakeRig) -> None:

@@ -19,7 +19,9 @@ from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
+ABSENT = Unavailable(
+    503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True, absent=True
+)
 CHATTY = ModelSpec("org/chat:Q4_K_M", "/chat.gguf", aliases=("gpt-4o-mini",), listed=model())
 OTHER = ModelSpec("other", "/other.gguf", listed=model())
 EMBEDDER = ModelSpec("bge", "/bge.gguf", listed=bert())
@@ -103,10 +105,19 @@ def test_request_without_model_gets_the_default(make_many: MakeMany) -> None:
 
 def test_without_default_model_error_lists_the_models(make_many: MakeMany) -> None:
     rig, _ = make_many()
-    for request in (json_post(CHAT, messages=[]), get(b"/props")):
+    for request in (json_post(CHAT, messages=[]), get(b"/slots")):
         error = error_of(rig.ask(request), 400)
         assert error["cause"] == "model_unnamed"
-        assert error["remedy"] == 'set "model" to org/chat:Q4_K_M, other or bge'
+        assert error["remedy"] == 'Set "model" to org/chat:Q4_K_M, other or bge.'
+
+
+@pytest.mark.parametrize("body", [b"{bad", b"{model: other}", b'{"model": "other"', b"[" * 2000])
+def test_body_that_is_no_json_names_no_model_for_that_reason(make_many: MakeMany, body: bytes) -> None:
+    """curl in a shell that took the quotes."""
+    rig, _ = make_many()
+    error = error_of(rig.ask(post(CHAT, body)), 400)
+    assert error["cause"] in ("body_not_json", "body_too_deep")
+    assert "names no model" not in error["message"]
 
 
 def test_unknown_model_is_a_404_and_no_label_of_a_metric(make_many: MakeMany) -> None:
@@ -116,7 +127,7 @@ def test_unknown_model_is_a_404_and_no_label_of_a_metric(make_many: MakeMany) ->
     assert field(answered[0], b"retry-after") is None
     assert (error["cause"], error["type"]) == ("model_not_found", "invalid_request_error")
     assert "'othre'" in error["message"]
-    assert error["remedy"] == "did you mean other?"
+    assert error["remedy"] == "Did you mean other?"
     record = rig.record()
     assert (record.model, record.outcome, record.generation) == ("", "refused", 0)
     rig.ask(get(b"/props?model=made%20up"))
@@ -165,7 +176,7 @@ def test_request_about_a_model_does_not_load_it(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
     other = many.models["other"]
     other.unavailable = ABSENT
-    for path in (b"/", b"/props", b"/slots?model=other"):
+    for path in (b"/props", b"/slots?model=other"):
         error = error_of(rig.ask(get(path)), 503)
         assert error["cause"] == "not_loaded"
         assert rig.record().model == "other"
@@ -245,7 +256,7 @@ def test_unknown_model_in_path_is_a_404_with_similar_names(make_many: MakeMany) 
     for name in (b"othre", b"..%2f..%2fetc%2fpasswd", b"%00", b"x" * 10_000):
         error = error_of(rig.ask(get(b"/v1/models/" + name)), 404)
         assert error["cause"] == "model_not_found"
-    assert error_of(rig.ask(get(b"/v1/models/othre")), 404)["remedy"] == "did you mean other?"
+    assert error_of(rig.ask(get(b"/v1/models/othre")), 404)["remedy"] == "Did you mean other?"
 
 
 def test_model_list_accepts_only_get_and_head(make_many: MakeMany) -> None:
@@ -287,7 +298,7 @@ def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     ):
         error = error_of(rig.ask(request), 403)
         assert (error["type"], error["cause"]) == ("permission_error", "key_models")
-        assert error["remedy"] == "use a model that the key allows: gpt-4o* or BGE"
+        assert error["remedy"] == "Use a model that the key allows: gpt-4o* or BGE."
 
 
 @pytest.mark.check("X4", "the same 403 for both")
@@ -304,7 +315,7 @@ def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many:
             answered.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
         assert answered[0] == answered[1]
     error = error_of(rig.ask(json_post(CHAT, bearer("some"))), 400)
-    assert error["remedy"] == 'set "model" to gpt-4o* or BGE'
+    assert error["remedy"] == 'Set "model" to gpt-4o* or BGE.'
 
 
 @pytest.mark.check("X4", "no others in the list")

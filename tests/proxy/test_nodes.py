@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from msgspec.structs import replace
 
 from llamasup.http.address import UnixAddress
+from llamasup.http.heads import error_response
 from llamasup.models.access import ResolvedModel
 from llamasup.peers.groups import ModelGroup
 from llamasup.peers.known import KnownNode, NodeState
 from llamasup.peers.membership import Peer
+from llamasup.peers.peers import NodeRoute
 from llamasup.peers.remote_model import NodeAddress, RemoteModel
+from llamasup.peers.shared_model import SharedModel
 from llamasup.pool.catalog.node_listing import NodeListing, NodeModel
 from llamasup.queueing.endpoint import NodeLink
-from llamasup.queueing.unavailable import Unavailable
-from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, post, status
+from llamasup.queueing.suspects import Suspects
+from llamasup.queueing.unavailable import Unavailable, generation_ended
+from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
+from tests.proxy.rig import CHAT, Rig, Wire, answer, error_of, eventually, field, post, status
 
 NAMES = ("desk", "shelf")
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nfull"
@@ -138,6 +144,71 @@ def test_request_that_a_node_refuses_goes_to_another(two: Two) -> None:
         two.becomes("desk", NodeState.READY)
 
 
+def test_request_that_has_ended_servers_of_a_node_goes_to_no_other(two: Two) -> None:
+    client = two.rig.send(post(CHAT, b"{}"))
+    node = two.accept("desk")
+    node.message()
+    error = Suspects(b"").refuse(b"", 0.0, generation_ended("it aborted")).as_error()
+    node.send(error_response(error, close=False))
+    assert error_of(client, 503)["cause"] == "poison_request"
+    assert not two.rig.record().replayed
+
+
+@pytest.fixture
+def shared(two: Two, tmp_path: Path) -> Iterator[tuple[Two, Replica, Wire, socket.socket]]:
+    """This node has the model too. Its only slot is busy with a request, whose child this is."""
+    sock = two.rig.listen(str(tmp_path / "here.sock"))
+
+    def share() -> Replica:
+        here = served_model()
+        replica = Replica(here, str(tmp_path / "here.sock"), max_concurrent=1)
+        replica.becomes_ready()
+        served = SharedModel(here, two.backend.served)
+        two.rig.proxy.backend = Shared(two.backend, served)
+        return replica
+
+    two.becomes("shelf", NodeState.ABSENT)
+    replica = two.rig.call(share)
+    two.rig.send(post(CHAT, b"first"))
+    child = two.rig.keep(Wire(sock.accept()[0]))
+    child.message()
+    yield two, replica, child, sock
+    sock.close()
+
+
+class Shared(Backend):
+    def __init__(self, backend: Backend, served: SharedModel) -> None:
+        self.model, self.shared = backend.model, served
+
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Any:
+        return NodeRoute(self.model, self.shared)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_request_that_a_stopping_node_refuses_is_served_here(
+    shared: tuple[Two, Replica, Wire, socket.socket], *, loaded: bool
+) -> None:
+    two, replica, child, here = shared
+    client = two.rig.send(post(CHAT, b"second"))
+    node = two.accept("desk")  # the slot here is busy
+    assert node.message()[1] == b"second"
+    if not loaded:
+        child.send(answer(b"done"))
+        two.rig.record()
+        two.rig.call(lambda: replica.becomes(LOADING))
+    stops = b'{"error":{"cause":"stopping"}}'
+    node.send(answer(stops, code=b"503 Service Unavailable"))
+    eventually(lambda: two.rig.call(lambda: len(replica.queue) == 1))
+    if loaded:
+        child.send(answer(b"done"))
+    else:
+        two.rig.call(replica.becomes_ready)
+        child = two.rig.keep(Wire(here.accept()[0]))
+    assert child.message()[1] == b"second"
+    child.send(answer(b"by this node"))
+    assert client.message()[1] == b"by this node"
+
+
 def test_request_of_a_batch_that_a_node_refuses_goes_to_another(two: Two) -> None:
     client = two.rig.send(post(CHAT, b"{}", b"X-Llamasup-Priority: batch"))
     first = two.accept("desk")
@@ -219,6 +290,17 @@ def test_node_that_dies_before_its_answer_is_suspected_and_replaced(two: Two) ->
     second.send(answer(b"from shelf"))
     assert client.message()[1] == b"from shelf"
     assert two.backend.suspected == ["desk"]
+
+
+def test_node_that_closes_an_idle_connection_is_suspected(two: Two) -> None:
+    client = two.rig.send(post(CHAT, b"{}"))
+    node = two.accept("desk")
+    node.message()
+    node.send(answer(b"from desk"))
+    client.message()
+    assert two.backend.suspected == []
+    node.close()
+    eventually(lambda: two.backend.suspected == ["desk"])
 
 
 def test_node_that_cannot_be_reached_is_suspected_and_replaced(two: Two) -> None:

@@ -14,7 +14,8 @@ from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import LOADING, await_queued, end_generation, make_unavailable, send_chat
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, error_of, field, get, post, status
 
 
 def receive_request(rig: Rig, body: bytes) -> Wire:
@@ -45,6 +46,38 @@ def queue_up(rig: Rig, requests: Sequence[tuple[bytes, str, tuple[bytes, ...]]])
 @pytest.fixture
 def one_permit(make_rig: MakeRig) -> Rig:
     return make_rig(max_concurrent=1)
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_request_of_a_greedy_client_makes_room_in_a_full_queue(make_rig: MakeRig, *, by_key: bool) -> None:
+    config = (
+        ProxyConfig(key_file=keys_of("greedy-1 name=greedy\npolite-1 name=polite\n"))
+        if by_key
+        else ProxyConfig()
+    )
+    rig = make_rig(config, max_concurrent=1, max_queued=2)
+
+    def ask(name: str, body: bytes) -> Wire:
+        lines = (b"Authorization: Bearer " + name.encode() + b"-1",) if by_key else ()
+        source = "127.0.0.1" if by_key or name == "polite" else "127.0.0.2"
+        return rig.send(post(CHAT, body, *lines), source=source)
+
+    first, child = ask("greedy", b"1"), rig.accept()
+    child.message()
+    second = ask("greedy", b"2")
+    await_queued(rig, 1)
+    third = ask("greedy", b"3")
+    await_queued(rig, 2)
+    polite = ask("polite", b"4")
+    assert error_of(third, 429)["cause"] == "queue_full"
+    again = ask("greedy", b"3")
+    assert error_of(again, 429)["cause"] == "queue_full"
+    for client in (first, second, polite):
+        child.send(answer(b"done"))
+        assert client.message()[1] == b"done"
+        if client is not polite:
+            child.message()
+    assert [rig.record().status for _ in range(5)] == [429, 429, 200, 200, 200]
 
 
 def test_next_request_is_sent_once_a_permit_is_free(one_permit: Rig) -> None:
@@ -108,10 +141,10 @@ def test_full_queue_is_a_429_with_estimated_retry_after(make_rig: MakeRig) -> No
         await_queued(rig, number)
     head, body = rig.ask(post(CHAT, b"3"))
     error = json.loads(body)["error"]
-    assert (status(head), field(head, b"retry-after")) == (429, b"21")
+    assert (status(head), field(head, b"retry-after")) == (429, b"7")
     assert (error["code"], error["type"], error["cause"]) == (429, "rate_limit_error", "queue_full")
     assert error["message"] == "The model is busy with 1 request, and 2 more wait"
-    assert error["eta_s"] == 21.0
+    assert error["eta_s"] == 7.0
     assert "percent" not in error
     record = rig.record()
     assert (record.status, record.outcome) == (429, "unavailable")

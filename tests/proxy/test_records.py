@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic, sleep
 
 import pytest
 
 from llamasup.http.context_end import ContextWindow
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status
+from llamasup.http.heads import HttpError
+from llamasup.observability.counters import CANCELLED
+from llamasup.proxy import Limits, ProxyConfig
+from llamasup.queueing.unavailable import generation_ended
+from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 
 TRACE = b"4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = b"00-" + TRACE + b"-00f067aa0ba902b7-01"
@@ -95,6 +102,58 @@ def test_slot_time_ends_when_the_client_leaves_and_tokens_are_estimated(rig: Rig
     record = rig.record()
     assert record.outcome == "client_gone"
     assert 0.0 < record.slot_s <= record.duration_s
+    assert record.tokens_prompt is None
+    assert record.tokens_estimated >= 100  # for the bytes of the prompt alone
+
+
+def leaves(rig: Rig, client: Wire, child: Wire) -> None:
+    client.close()
+
+
+def breaks(rig: Rig, client: Wire, child: Wire) -> None:
+    child.close()
+
+
+def ends(rig: Rig, client: Wire, child: Wire) -> None:
+    rig.call(lambda: rig.endpoint.close(generation_ended("the server is stopping")))
+
+
+def crashes(rig: Rig, client: Wire, child: Wire) -> None:
+    rig.call(lambda: rig.endpoint.close(generation_ended("it aborted", "aborted"), crashed=True))
+
+
+def is_cancelled(rig: Rig, client: Wire, child: Wire) -> None:
+    error = HttpError(503, "an administrator has cancelled it", cause="cancelled")
+    (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
+    rig.call(lambda: connection.interrupt(error, CANCELLED))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize("tpm", ["", " tpm=100000"], ids=["", "tpm"])
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (leaves, "client_gone"),
+        (breaks, "upstream_failed"),
+        (ends, "revoked"),
+        (crashes, "revoked"),
+        (is_cancelled, "cancelled"),
+    ],
+)
+def test_tokens_of_an_answer_are_estimated_whatever_cuts_it(
+    make_rig: MakeRig, end: Callable[[Rig, Wire, Wire], None], outcome: str, tpm: str, *, stream: bool
+) -> None:
+    limits = Limits(cause_wait_s=0.0)
+    rig = make_rig(ProxyConfig(key_file=keys_of(f"one name=one{tpm}"), limits=limits), wait_timeout_s=0.0)
+    prompt = b"x" * 300
+    body = b'{"stream":%b,"messages":["%b"]}' % (b"true" if stream else b"false", prompt)
+    client, child = rig.begin(post(CHAT, body, b"Authorization: Bearer one"))
+    if stream:
+        child.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
+        client.until(b"data: {}\n\n\r\n")
+    end(rig, client, child)
+    record = rig.record()
+    assert record.outcome == outcome
     assert record.tokens_prompt is None
     assert record.tokens_estimated >= 100  # for the bytes of the prompt alone
 

@@ -237,6 +237,44 @@ def test_cors_headers_of_the_child_are_dropped(rig: Rig) -> None:
     assert field(client.head(), b"access-control-allow-origin") is None
 
 
+DATA_ONLY = ProxyConfig(route_by_model=False, rules=HeadRules(data_only=True))
+
+
+@pytest.mark.check("X3", "403 fetch_destination: a browser shows and runs no answer of a model")
+@pytest.mark.parametrize("path", [b"/", b"/x.html?model=m", b"/props", b"/v1/anything"])
+@pytest.mark.parametrize("use", [b"document", b"iframe", b"script", b"serviceworker", b"empty, script"])
+def test_browser_shows_and_runs_no_answer_of_a_model(make_rig: MakeRig, path: bytes, use: bytes) -> None:
+    error = declined(make_rig(DATA_ONLY), get(path, b"Sec-Fetch-Dest: " + use), 403)
+    assert error["cause"] == "fetch_destination"
+
+
+@pytest.mark.check("X3", "an answer of a model has no type of a page, and is sandboxed")
+def test_answer_of_a_model_is_data(make_rig: MakeRig) -> None:
+    rig = make_rig(DATA_ONLY)
+    client = rig.send(get(b"/x.html", b"Sec-Fetch-Dest: empty"))
+    child = rig.accept()
+    child.message()
+    child.send(answer(b"<script>", b"Content-Type: text/html", b"Set-Cookie: a=b"))
+    head = client.head()
+    assert field(head, b"content-type") == b"application/octet-stream"
+    assert field(head, b"content-security-policy") == b"sandbox; default-src 'none'"
+    assert field(head, b"set-cookie") is None
+
+
+@pytest.mark.parametrize("use", [b"document", b"script", b"style", b"serviceworker"])
+def test_page_of_llama_server_is_shown_and_has_no_service_worker(rig: Rig, use: bytes) -> None:
+    request = get(b"/bundle.js", b"Sec-Fetch-Dest: " + use)
+    if use == b"serviceworker":
+        assert declined(rig, request, 403)["cause"] == "fetch_destination"
+    else:
+        passes(rig, request)
+
+
+def test_answers_of_llamasup_itself_are_shown(make_rig: MakeRig) -> None:
+    client = make_rig(DATA_ONLY).send(get(b"/livez", b"Sec-Fetch-Dest: document"))
+    assert status(client.message()[0]) == 200
+
+
 # --- X4: keys
 
 KEYS = ProxyConfig(key_file=keys_of("first\nsecond\nadmin rights=inference,control"))
@@ -286,8 +324,6 @@ def test_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        b"//health",
-        b"/health/",
         b"/HEALTH",
         b"/%68ealth",
         b"/health%00",
@@ -297,7 +333,7 @@ def test_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
         b"/livez/../props",
         b"/v1/health/x",
         b"/health%2f..%2fprops",
-        b"http://localhost//health",
+        b"http://localhost//%68ealth",
     ],
 )
 def test_unusual_spelling_of_a_public_path_needs_a_key(make_rig: MakeRig, path: bytes) -> None:

@@ -235,7 +235,11 @@ def test_failed_model_is_an_error_event_with_cause_and_remedy(keepalive_rig: Rig
     client, _ = waiting_stream(keepalive_rig)
     make_unavailable(keepalive_rig, FAILED)
     error = error_in(cut_body_of(client))
-    assert (error["code"], error["cause"], error["remedy"]) == (503, "out_of_memory", "use a smaller context")
+    assert (error["code"], error["cause"], error["remedy"]) == (
+        503,
+        "out_of_memory",
+        "Use a smaller context.",
+    )
     record = keepalive_rig.record()
     assert (record.outcome, record.status) == ("unavailable", 200)
 
@@ -247,7 +251,7 @@ def test_wait_timeout_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None
     queue = rig.backend.waiting
     queue._clock = clock
     clock.pass_s(1000.0)
-    rig.call(queue._on_timer)
+    rig.call(queue.changed)
     message = str(error_in(cut_body_of(client))["message"])
     assert message.endswith("this request has waited for 1000 s")
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from time import monotonic
+
 import pytest
 
 from llamasup.http.address import UnixAddress
@@ -100,16 +102,6 @@ def test_clock_is_not_read_without_on_idle(endpoint: Endpoint, monkeypatch: pyte
     assert (endpoint.in_flight, endpoint.idle_since_s) == (0, 0.0)
 
 
-def test_completed_responses_are_taken_once(endpoint: Endpoint) -> None:
-    endpoint.count_answer(503, infers=True)
-    endpoint.begin_serving()
-    for _ in range(3):
-        endpoint.count_answer(200, infers=True)
-    assert (endpoint.take_completed(), endpoint.take_completed(), endpoint.answered) == (3, 0, 3)
-    endpoint.count_answer(200, infers=True)
-    assert endpoint.take_completed() == 1
-
-
 def test_closed_endpoint_grants_no_lease(endpoint: Endpoint) -> None:
     endpoint.close(generation_ended("it died"))
     with pytest.raises(RuntimeError, match="closed generation 1"):
@@ -140,7 +132,7 @@ def test_close_revokes_lingering_leases(endpoint: Endpoint) -> None:
 
 
 def test_request_of_several_jobs_holds_at_most_all_permits(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([10.0, 14.0])
+    times = iter([10.0, 10.0, 14.0])
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: next(times))
     told: list[int] = []
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=4)
@@ -165,3 +157,12 @@ def test_permit_is_free_only_below_max_concurrent() -> None:
     assert (endpoint.busy, told) == (2, [])
     second.cancel_permit()
     assert (endpoint.busy, told) == (0, [0])
+
+
+def test_permits_that_come_later_count_from_then_on(endpoint: Endpoint) -> None:
+    lease = endpoint.lease(infers=True)
+    lease.since_s = begun_s = monotonic() - 100.0
+    lease.weigh(3)
+    weighed_s = monotonic()
+    lease.release(weighed_s + 10.0)
+    assert lease.permit_s == pytest.approx((weighed_s - begun_s) + 3 * 10.0, abs=1.0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
 from llamasup.http.address import UnixAddress
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import Endpoint, Lease
-from llamasup.queueing.request_queue import GRACE_S, QueueEntry, RequestQueue
+from llamasup.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from tests.queueing.test_request_queue import LOADING, TIMEOUT_S, Clock, serving
 
@@ -149,11 +151,85 @@ def test_full_queue_is_429_with_retry_after() -> None:
     for number in range(5):
         model.comes(f"a{number}")
     endpoint.held_s = 30.0
-    assert model.comes("b1") == "refused"
-    why = model.refused["b1"]
+    assert model.comes("a5") == "refused"
+    why = model.refused["a5"]
     assert (why.status, why.cause, why.type, why.queueable) == (429, "queue_full", "rate_limit_error", False)
     assert why.message == "The model is busy with 2 requests, and 3 more wait"
-    assert why.retry_after_s == 60.0  # the fourth in the queue, of which two are served every 30 s
+    assert why.retry_after_s == 15.0  # of two permits, one is free every 15 s, and gives room to one request
+
+
+def test_client_with_fewer_requests_takes_the_place_of_the_last_one_of_a_greedy_client() -> None:
+    model = Model(max_waiting=3)
+    for number in range(4):
+        model.comes(f"a{number}")
+    assert model.comes("b1") == "queued"
+    assert (model.refused["a3"].status, model.refused["a3"].cause) == (429, "queue_full")
+    assert model.refused["a3"].message == "The model is busy with 1 request, and 3 more wait"
+    assert model.comes("b2") == "refused"  # a has two as well, then
+    assert model.comes("a4") == "refused"
+    assert model.comes("c1") == "queued"
+    assert sorted(model.refused) == ["a2", "a3", "a4", "b2"]
+    assert len(model.queue) == 3
+
+
+def test_greedy_client_makes_room_in_the_queue_for_a_load_too() -> None:
+    model = Model(max_waiting=2)
+    model.becomes(LOADING)
+    for name in ("a1", "a2", "b1"):
+        assert model.comes(name) == "queued"
+    assert (model.refused["a2"].status, model.refused["a2"].cause) == (503, "waiting_room_full")
+
+
+def test_request_too_large_for_the_room_of_another_evicts_none() -> None:
+    model = Model(max_waiting=2)
+    for name in ("a1", "a2", "a3"):
+        model.comes(name)
+    large = QueueEntry(QueueListener(model, "b1"), model.clock.now_s, MAX_BYTES + 1, client="b")
+    assert model.queue.enter(large) is not None
+    assert len(model.queue) == 2
+
+
+@pytest.mark.parametrize(("limit", "comes"), [(1, "queued"), (0, "refused")])
+def test_greedy_client_makes_room_in_a_queue_past_its_limit_too(limit: int, comes: str) -> None:
+    model = Model(max_waiting=2)
+    for name in ("a1", "a2", "a3"):
+        model.comes(name)
+    model.queue.set_limits(timeout_s=TIMEOUT_S, max_waiting=limit)
+    assert model.comes("b1") == comes
+    assert len(model.queue) == 2
+
+
+def test_no_client_waits_longer_because_another_retries_at_once() -> None:
+    """One client keeps 60 requests on their way; two have one each, and one sends its only request late."""
+    model = Model(max_concurrent=4, max_waiting=40)
+    ages: dict[str, int] = {}
+    numbers, longest = count(), 0
+
+    def comes(client: str) -> str:
+        name = f"{client}{next(numbers)}"
+        model.comes(name)
+        return name
+
+    ours: dict[str, str] = {}
+    for turn in range(200):
+        for _ in range(60 - len(model.held) - len(model.queue)):
+            comes("g")
+        for client in ("p", "q", *("s" * (turn == 150))):
+            if client not in ours:
+                ours[client] = comes(client)
+                ages[client] = turn
+        done = next(iter(model.held))
+        model.done(done)
+        for client, name in tuple(ours.items()):
+            if name in model.held:
+                longest = max(longest, turn - ages[client])
+            elif name == done:
+                del ours[client]
+    assert {name[0] for name in model.refused} == {"g"}
+    assert longest <= 5  # two others, and four requests that are served
+    served = Counter(name[0] for name in model.order)
+    assert served["s"] == 1
+    assert min(served["p"], served["q"]) >= 30
 
 
 def test_retry_after_is_a_second_without_measurements() -> None:

@@ -108,6 +108,44 @@ def test_passed_over_count_is_reset_when_the_class_is_empty(desk: Desk) -> None:
     assert desk.all() == "b9 a2"
 
 
+@pytest.mark.parametrize(
+    ("waiting", "newcomer", "evicted"),
+    [
+        ("a1 a2 b1", "c1", "a2"),  # the last one of the client with the most
+        ("a1 a2 a3 b1", "b2", "a3"),
+        ("a1 a2 b1", "b2", None),  # a would have fewer than b
+        ("a1 a2 b1", "a3", None),
+        ("a1 b1 c1", "d1", None),  # each has one
+        ("", "a1", None),
+        ("a1 a2:low a3", "b1", "a2"),  # the least important one first
+        ("a1:high a2:high a3:high b1 b2", "c1", "b2"),  # none that is more important
+        ("a1:high a2:high", "b1", None),
+        ("a1:high a2 b1 b2", "c1:high", "b2"),  # the later of two
+    ],
+)
+def test_full_queue_evicts_the_last_item_of_the_client_with_the_most(
+    desk: Desk, waiting: str, newcomer: str, evicted: str | None
+) -> None:
+    def item(text: str) -> Request:
+        name, _, priority = text.partition(":")
+        return Request(name, 100.0, name[0], Priority[priority.upper()] if priority else NORMAL)
+
+    for text in waiting.split():
+        made = item(text)
+        desk.comes(made.name, made.priority)
+    found = desk.queue.to_evict(item(newcomer))
+    assert (None if found is None else found.name) == evicted
+
+
+def test_full_queue_evicts_no_requeued_item(desk: Desk) -> None:
+    for name in ("a1", "a2", "a3"):
+        desk.comes(name)
+    first, second, third = (desk.queue.pop() for _ in range(3))
+    for item in (first, second, third):
+        desk.queue.add(item)
+    assert desk.queue.to_evict(Request("b1", 100.0, "b", NORMAL)) is None
+
+
 def test_requeued_item_has_its_old_position_and_turn(desk: Desk) -> None:
     for name in ("a1", "a2", "b1", "b2", "c1"):
         desk.comes(name)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving
 from llamasup.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
-from llamasup.queueing.retry_budget import RetryPolicy
-from llamasup.queueing.unavailable import Unavailable, generation_ended
+from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
 FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
@@ -55,26 +54,32 @@ class Timer:
 class QueueRig:
     """A queue, its endpoint, and the outcomes of its requests."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256, floor: float = 64.0) -> None:
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256) -> None:
         self.clock = Clock()
         self.state: Endpoint | Unavailable = LOADING
         self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
             max_waiting=max_waiting,
-            policy=RetryPolicy(floor=floor),
             clock=self.clock.read,
             call_later=self.clock.call_later,
         )
         self.served: list[str] = []
+        self.leases: dict[str, Lease] = {}
         self.refused: list[tuple[str, Unavailable]] = []
 
-    def request(self, name: str, *, body_bytes: int = 0) -> QueueEntry:
+    def request(self, name: str, *, body_bytes: int = 0, needs_permit: bool = True) -> QueueEntry:
         self.clock.now_s += 0.001  # no two arrive at the same time
-        return QueueEntry(Client(self, name), self.clock.now_s, body_bytes)
+        return QueueEntry(Client(self, name), self.clock.now_s, body_bytes, needs_permit=needs_permit)
 
-    def enter(self, name: str, **options: int) -> QueueEntry:
-        entry = self.request(name, **options)
+    def serves(self, number: int, *, max_concurrent: int = UNLIMITED) -> Endpoint:
+        """A generation that reports its free permits to the queue."""
+        made = with_permits(number, max_concurrent)
+        made.on_permit_free = self.queue.permit_freed
+        return made
+
+    def enter(self, name: str, *, body_bytes: int = 0) -> QueueEntry:
+        entry = self.request(name, body_bytes=body_bytes)
         assert self.queue.enter(entry) is None
         return entry
 
@@ -95,6 +100,7 @@ class Client:
 
     def served(self, lease: Lease) -> None:
         self.rig.served.append(f"{self.name} by {lease.endpoint.generation}")
+        self.rig.leases[self.name] = lease
 
     def refused(self, why: Unavailable) -> None:
         self.rig.refused.append((self.name, why))
@@ -102,6 +108,12 @@ class Client:
 
 def generation(number: int) -> Endpoint:
     return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"))
+
+
+def ended(number: int, *, crashed: bool = True) -> Endpoint:
+    made = generation(number)
+    made.close(generation_ended("it ended"), crashed=crashed)
+    return made
 
 
 @pytest.fixture
@@ -256,12 +268,17 @@ def test_served_listener_may_change_the_serving_endpoint(rig: QueueRig) -> None:
 
 def test_broken_requests_go_before_later_ones(rig: QueueRig) -> None:
     first, second = rig.request("first"), rig.request("second")
-    rig.enter("late")
+    late = rig.enter("late")
     assert rig.queue.requeue(second, generation(1), sent=True)
     assert rig.queue.requeue(first, generation(1), sent=True)
-    rig.becomes(generation(2))
+    assert (rig.queue.outlook(second).position, rig.queue.outlook(late).position) == (2, 3)
+    rig.becomes(rig.serves(2))
+    assert rig.served == ["first by 2"]
+    rig.leases["first"].release()
+    assert rig.served == ["first by 2", "second by 2"]
+    rig.leases["second"].release()
     assert rig.served == ["first by 2", "second by 2", "late by 2"]
-    assert (first.replayed, second.replayed) == (True, True)
+    assert (first.replayed, second.replayed, late.replayed) == (True, True, False)
 
 
 def test_requeued_request_avoids_the_generation_that_broke_it(rig: QueueRig) -> None:
@@ -294,12 +311,161 @@ def test_next_generation_gets_the_request_at_once_after_requeue(rig: QueueRig) -
     assert rig.served == ["a by 2"]
 
 
-def test_request_is_retried_once(rig: QueueRig) -> None:
-    entry = rig.request("poison")
-    assert rig.queue.requeue(entry, generation(1), sent=True)
+def test_request_is_sent_again_once_after_ends_that_were_requested(rig: QueueRig) -> None:
+    entry = rig.request("a")
+    assert rig.queue.requeue(entry, ended(1, crashed=False), sent=True)
     rig.becomes(generation(2))
     rig.state = LOADING
-    assert not rig.queue.requeue(entry, generation(2), sent=True)
+    assert not rig.queue.requeue(entry, ended(2, crashed=False), sent=True)
+    assert (entry.ends, entry.replayed) == ((), True)
+
+
+def test_request_that_has_filled_a_shared_context_is_sent_again_once_alone(rig: QueueRig) -> None:
+    server = rig.serves(1)
+    rig.state = server
+    crowded, other = rig.request("crowded"), rig.request("other")
+    beside = server.lease(infers=True)
+    assert rig.queue.isolate(crowded)
+    assert rig.queue.enter(other) is None
+    rig.clock.pass_time(0.0)
+    assert (rig.served, crowded.replayed, crowded.ends) == ([], True, ())
+    beside.release()
+    assert rig.served == ["crowded by 1"]
+    assert rig.leases["crowded"].alone
+    assert not rig.queue.isolate(crowded)
+    rig.leases["crowded"].release()
+    assert rig.served == ["crowded by 1", "other by 1"]
+
+
+def test_request_is_not_sent_again_alone_where_none_may_wait(rig: QueueRig) -> None:
+    rig.state = FAILED
+    assert not rig.queue.isolate(rig.request("a"))
+    rig.state = generation(1)
+    rig.queue.set_limits(timeout_s=0.0, max_waiting=4)
+    assert not rig.queue.isolate(rig.request("a"))
+
+
+def test_suspect_that_was_alone_is_not_sent_a_third_time(rig: QueueRig) -> None:
+    entry = rig.request("poison")
+    assert rig.queue.requeue(entry, ended(1), sent=True)
+    second = rig.serves(2)
+    rig.becomes(second)
+    lease = rig.leases["poison"]
+    assert (lease.alone, second.is_explained) == (True, True)
+    second.close(generation_ended("it died"), crashed=True)
+    assert second.is_explained
+    rig.state = LOADING
+    assert not rig.queue.requeue(entry, second, sent=True, alone=lease.alone)
+
+
+def test_suspect_beside_an_upload_is_sent_a_third_time_but_no_fourth_time(rig: QueueRig) -> None:
+    entry = rig.request("a")
+    for number in (1, 2):
+        rig.state = LOADING
+        assert rig.queue.requeue(entry, ended(number), sent=True)
+        serving = rig.serves(number + 1)
+        upload = serving.lease()
+        rig.becomes(serving)
+        upload.acquire_permit()  # its body has arrived, and it takes a permit, free or not
+        assert not rig.leases["a"].alone
+        assert not serving.is_explained
+    assert not rig.queue.requeue(entry, ended(3), sent=True)
+
+
+def test_nothing_gets_a_permit_beside_a_suspect(rig: QueueRig) -> None:
+    rig.enter("late")
+    assert rig.queue.requeue(rig.request("suspect"), ended(1), sent=True)
+    assert rig.queue.requeue(rig.request("tokenize", needs_permit=False), ended(1), sent=True)
+    server = rig.serves(2, max_concurrent=4)
+    rig.becomes(server)
+    assert rig.served == ["suspect by 2"]
+    assert server.taken == 1
+    assert server.lease_if_free(infers=True) is BUSY
+    rig.leases["suspect"].release()
+    assert rig.served[1:] == ["tokenize by 2"]
+    rig.leases["tokenize"].release()
+    assert rig.served[2:] == ["late by 2"]
+    assert isinstance(server.lease_if_free(infers=True), Lease)
+
+
+def test_suspect_waits_until_a_busy_server_is_free_and_others_wait_with_it(rig: QueueRig) -> None:
+    """The server has broken a connection, but has not ended."""
+    rig.state = server = rig.serves(1, max_concurrent=4)
+    running = [server.lease(infers=True) for _ in range(2)]
+    assert rig.queue.requeue(rig.request("suspect"), server, sent=True)
+    rig.clock.pass_time(GRACE_S * 2)
+    rig.enter("late")
+    rig.clock.pass_time(0.0)
+    assert rig.served == []
+    running[0].release()
+    assert (rig.served, server.reserved) == ([], True)
+    running[1].release()
+    assert (rig.served, server.reserved) == (["suspect by 1"], False)
+    rig.leases["suspect"].release()
+    assert (rig.served[1:], server.taken) == (["late by 1"], 1)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_reserved_server_serves_others_when_the_suspect_is_gone(rig: QueueRig, *, leaves: bool) -> None:
+    rig.state = server = rig.serves(1, max_concurrent=4)
+    server.lease(infers=True)
+    suspect = rig.request("suspect")
+    assert rig.queue.requeue(suspect, server, sent=True)
+    rig.clock.pass_time(GRACE_S * 2)
+    assert server.reserved
+    if leaves:
+        rig.enter("late")
+        rig.queue.leave(suspect)
+    else:
+        rig.clock.pass_time(TIMEOUT_S - GRACE_S * 2 - 0.1)
+        rig.enter("late")
+        rig.clock.pass_time(0.2)
+        assert [name for name, _ in rig.refused] == ["suspect"]
+    assert (rig.served, server.reserved) == (["late by 1"], False)
+
+
+def test_suspects_do_not_time_out_while_they_wait_for_another_suspect(rig: QueueRig) -> None:
+    for name in "ab":
+        assert rig.queue.requeue(rig.request(name), ended(1), sent=True, ran_s=TIMEOUT_S)
+    rig.becomes(rig.serves(2))
+    late = rig.enter("late")
+    rig.clock.pass_time(TIMEOUT_S * 1.5)
+    assert ([name for name, _ in rig.refused], late.waits) == (["late"], False)
+    rig.leases["a"].release()
+    assert rig.served == ["a by 2", "b by 2"]
+
+
+@pytest.mark.parametrize("comes_later", [False, True])
+def test_suspect_that_runs_longer_than_before_shares_its_server(rig: QueueRig, *, comes_later: bool) -> None:
+    assert rig.queue.requeue(rig.request("a"), ended(1), sent=True, ran_s=30.0)
+    server = rig.serves(2, max_concurrent=4)
+    rig.becomes(server)
+    if not comes_later:
+        rig.enter("late")
+    rig.clock.pass_time(59.0)
+    if comes_later:
+        rig.enter("late")
+        rig.clock.pass_time(0.0)
+    assert rig.served == ["a by 2"]
+    rig.clock.pass_time(2.0)
+    assert rig.served == ["a by 2", "late by 2"]
+    assert (server.taken, server.is_explained, rig.leases["a"].alone) == (2, False, False)
+    rig.leases["a"].release()
+    assert (server.busy, isinstance(server.lease_if_free(infers=True), Lease)) == (1, True)
+
+
+def test_suspect_takes_an_idle_server_while_the_others_serve() -> None:
+    busy, idle = with_permits(1, max_concurrent=2), with_permits(2, max_concurrent=2)
+    busy.lease(infers=True)
+    rig = several(busy, idle)
+    for name in "ab":
+        assert rig.queue.requeue(rig.request(name), ended(3), sent=True)
+    rig.clock.pass_time(0.0)
+    rig.enter("late")
+    rig.clock.pass_time(0.0)
+    assert rig.served == ["a by 2", "late by 1"]  # b waits for a, and keeps no other server free
+    rig.leases["a"].release()
+    assert rig.served[2:] == ["b by 2"]
 
 
 def test_unsent_request_may_be_requeued_until_its_deadline(rig: QueueRig) -> None:
@@ -342,27 +508,14 @@ def test_request_is_not_requeued_without_a_next_generation(rig: QueueRig) -> Non
     assert not rig.queue.requeue(rig.request("a"), generation(1), sent=True)
 
 
-def test_retry_budget_limits_requeued_requests() -> None:
-    rig = QueueRig(floor=2.0)
-    entries = [rig.request(name) for name in "abc"]
-    dead = generation(1)
-    assert [rig.queue.requeue(entry, dead, sent=True) for entry in entries] == [True, True, False]
-    assert not entries[2].replayed
-    assert rig.queue.requeue(entries[2], dead, sent=False)  # this costs none
-    dead.answered = 5
-    assert rig.queue.requeue(rig.request("d"), dead, sent=True)
-    assert not rig.queue.requeue(rig.request("e"), dead, sent=True)
-
-
 # --- several generations that serve
 
 
-def several(*endpoints: Endpoint, floor: float = 64.0) -> QueueRig:
-    rig = QueueRig(floor=floor)
+def several(*endpoints: Endpoint) -> QueueRig:
+    rig = QueueRig()
     rig.queue = RequestQueue(
         lambda: endpoints,
         timeout_s=TIMEOUT_S,
-        policy=RetryPolicy(floor=floor),
         clock=rig.clock.read,
         call_later=rig.clock.call_later,
     )
@@ -386,22 +539,6 @@ def test_only_the_endpoint_that_broke_a_request_is_ejected() -> None:
     assert rig.served == ["a by 2"]
     rig.clock.pass_time(GRACE_S * 0.2)
     assert rig.served == ["a by 2", "b by 1"]
-
-
-def test_endpoints_with_the_same_generation_number_are_distinct() -> None:
-    dying, alive = with_permits(1, max_concurrent=1), with_permits(1, max_concurrent=1)
-    rig = several(dying, alive, floor=1.0)
-    dying.answered = alive.answered = 10
-    for name, broken, taken in (
-        ("a", dying, True),
-        ("b", dying, True),
-        ("c", dying, True),
-        ("d", alive, True),
-    ):
-        assert rig.queue.requeue(rig.request(name), broken, sent=True) is taken
-    # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
-    assert rig.queue.requeue(rig.request("e"), alive, sent=True)
-    assert not rig.queue.requeue(rig.request("f"), alive, sent=True)
 
 
 def test_timeout_reports_busy_endpoint_not_ejected_one() -> None:

@@ -22,7 +22,7 @@ def test_adapter_beside_its_model_serves_requests_that_name_it(tmp_path: Path, r
     for folder, adapters in (
         ("plain", {}),
         ("adapted", {"lora": models.tiny_lora(), "stranger": models.tiny_lora(width=32)}),
-        ("by-config", {"lora": models.tiny_lora()}),
+        ("by-config", {"lora [v1, overfit]": models.tiny_lora()}),
     ):
         (tmp_path / "models" / folder).mkdir(parents=True)
         (tmp_path / "models" / folder / f"{folder}.gguf").write_bytes(tiny_decoder())
@@ -37,7 +37,7 @@ def test_adapter_beside_its_model_serves_requests_that_name_it(tmp_path: Path, r
         defaults: {{ctx_size: 512, parallel: 1}}
         models:
           adapted: {{loras: [auto]}}
-          by-config: {{loras: [models/by-config/by-config-lora.gguf]}}
+          by-config: {{loras: ["models/by-config/by-config-lora [v1, overfit].gguf"]}}
         """
     )
     with (

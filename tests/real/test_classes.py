@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,13 @@ import httpx
 import openai
 import pytest
 
-from llamasup.gguf.writer import write_gguf
-from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from llamasup import serve
+from llamasup.gguf import architectures
+from llamasup.gguf.writer import TensorPlan, write_gguf
+from tests.e2e.driver import Llamasup, llamasup, run_to_end, started
 from tests.kit import models, speculative, vision
 from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.runtimes import capabilities_of
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 MEAN, CLS, LAST = 1, 2, 3
@@ -156,6 +160,13 @@ def imatrix() -> bytes:
     return write_gguf({"general.type": "imatrix", "general.architecture": "llama"}, [])
 
 
+def image_model() -> bytes:
+    tensor = TensorPlan("double_blocks.0.img_attn.qkv.weight", (64, 64))
+    return write_gguf(
+        {"general.architecture": "flux", "general.file_type": 14}, [(tensor, bytes(4 * 64 * 64))]
+    )
+
+
 NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "adapter": (models.tiny_lora, "is a LoRA adapter, not a model", "after -- as --lora FILE"),
     "projector": (vision.vision_projector, "is a multimodal projector, not a model", "as --mmproj"),
@@ -166,7 +177,12 @@ NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     ),
     "head": (speculative.draft_head, "is a draft head, not a model", "--draft-model"),
     "mtp": (speculative.mtp_head, "is a draft head, not a model", "--draft-model"),
-    "importance": (imatrix, "not a model: an importance matrix, which llama-quantize reads", "own .gguf"),
+    "importance": (
+        imatrix,
+        "is an importance matrix, which llama-quantize reads, not a model",
+        "language model",
+    ),
+    "images": (image_model, "is an image or video model (flux), not a model", "language model"),
 }
 
 
@@ -195,3 +211,108 @@ def test_adapter_refused_as_a_model_works_as_an_adapter(
         adapters: list[dict[str, Any]] = httpx.get(f"{running.url}/lora-adapters").json()
         assert running.stop() == 0
     assert [Path(one_adapter["path"]).name for one_adapter in adapters] == ["adapter.gguf"]
+
+
+# --- architectures that llamasup does not know ---------------------------------------------------
+
+
+def newer_model(architecture: str) -> bytes:
+    """A tiny llama under another architecture's name."""
+    keys = {name.replace("llama.", f"{architecture}."): value for name, value in tiny_keys().items()}
+    return write_gguf(keys | {"general.architecture": architecture}, tiny_tensors())
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("architecture", ["nosuch", "llama5", "qwen7-next"])
+def test_a_build_that_does_not_know_the_architecture_is_named(
+    architecture: str, runtime: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "new.gguf"
+    path.write_bytes(newer_model(architecture))
+    ended = run_to_end("run", str(path), "--port", "0", "--runtime", runtime)
+    print(ended.stderr)
+    assert ended.returncode == 65
+    said = " ".join(ended.stderr.split())
+    assert f"llamasup does not know the architecture '{architecture}'" in said
+    assert re.search(rf"This llama-server \(\S.*\) does not know the architecture '{architecture}'", said)
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.contract
+def test_a_model_that_only_the_build_knows_is_served(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(architectures, "KNOWN", architectures.KNOWN - {"llama"})
+    path = tmp_path / "llama.gguf"
+    path.write_bytes(newer_model("llama"))
+    with serve(str(path), runtime=runtime) as server:
+        answer = server.client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4})
+        assert answer.raise_for_status().json()["usage"]["completion_tokens"] == 4
+
+
+# --- decision models ------------------------------------------------------------------------------
+
+QUESTIONS = {
+    "angry": {"type": "noul", "instructions": "Is the customer angry?"},
+    "team": {
+        "type": "choice",
+        "instructions": "Which team?",
+        "criteria": {"billing": None, "shipping": None},
+    },
+}
+
+
+def decided(url: str, model: str, words: int = 1) -> httpx.Response:
+    body = {"model": model, "state": "the " * words, "questions": QUESTIONS}
+    return httpx.post(f"{url}/v1/systemone", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["openjev", "lev", "nimble", "pplx-decider", "kev"])
+def test_decision_model_is_proven_with_a_decision_and_counted(
+    kind: str, runtime: str, tmp_path: Path
+) -> None:
+    """The body is that of the README of ggml-org/llama.cpp#29818; a build without the endpoint is named."""
+    path = tmp_path / f"{kind}.gguf"
+    path.write_bytes(models.tiny_decider(kind))
+    if runtime != "embedded" and not capabilities_of(runtime).knows("--log-jsonl"):  # older than b11361
+        ended = run_to_end("run", str(path), "--port", "0", "--runtime", runtime)
+        assert ended.returncode == 65, ended.stderr
+        assert "This llama-server has no /v1/systemone" in ended.stderr
+        return
+    with llamasup(path, "--runtime", runtime) as running:
+        running.wait_for("ready")
+        for words in (1, 600, 2000):
+            answer = decided(running.url, "any", words).raise_for_status().json()
+            assert 0 <= answer["answers"]["angry"]["noul"] <= 1
+            assert sum(answer["answers"]["team"]["probabilities"].values()) == pytest.approx(1)
+        metrics = httpx.get(f"{running.url}/metrics").text
+        assert re.search(r'llamasup_requests_total{code="200",.*route="/v1/systemone"} 3', metrics)
+        assert re.search(r'llamasup_tokens_total{kind="prompt",.*} (?!0)\d{4,}', metrics)
+        assert running.stop() == 0
+
+
+def test_decision_models_are_listed_and_get_only_the_work_that_they_can_do(tmp_path: Path) -> None:
+    """The header of ``clef`` says that it makes only decisions; b11549 cannot load it without the head."""
+    for kind in ("lev", "clef", "future-d9"):
+        (tmp_path / f"{kind}.gguf").write_bytes(models.tiny_decider(kind))
+    (tmp_path / "chat.gguf").write_bytes(models.tiny_decoder())
+    with started("serve", "--models-dir", str(tmp_path), "--port", "0", "--runtime", "embedded") as running:
+        running.wait_for("ready")
+        listed = httpx.get(f"{running.url}/v1/models").json()["data"]
+        results = {model["id"]: model["architecture"]["output_modalities"] for model in listed}
+        decides = ["decisions"]
+        assert results == {"lev": decides, "clef": decides, "future-d9": decides, "chat": ["text"]}
+
+        def chat(model: str) -> httpx.Response:
+            body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+            return httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+
+        refused = [chat("clef"), decided(running.url, "chat")]
+        assert [(answer.status_code, answer.json()["error"]["cause"]) for answer in refused] == [
+            (400, "model_purpose")
+        ] * 2
+        assert [decided(running.url, "lev").status_code, chat("lev").status_code] == [200, 200]
+        unknown = decided(running.url, "future-d9").json()["error"]
+        assert unknown["cause"] == "model_unsupported"
+        assert "unsupported decision model type: future-d9" in unknown["message"]
+        assert running.stop() == 0

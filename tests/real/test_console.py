@@ -1,4 +1,4 @@
-"""The web console of a real llamasup over HTTP: signing in, what its cookie allows, and the config."""
+"""The web console of a real llamasup over HTTP: signing in, what its session allows, and the config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class BrowserLike:
         self.own = {
             "origin": f"{parts.scheme}://{parts.netloc}",
             "x-llamasup-console": "none",
-            "sec-fetch-site": "same-origin",
         }
 
     def __enter__(self) -> BrowserLike:
@@ -69,8 +68,8 @@ def cause(answer: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.check("X3", "a real server obeys the console's own page, and no page of another site")
-@pytest.mark.check("X4", "a token opens one session, whose cookie no script reads")
-def test_token_signs_in_once_and_only_the_consoles_own_page_uses_the_cookie(
+@pytest.mark.check("X4", "a token opens one session, whose secret no cookie has")
+def test_token_signs_in_once_and_only_the_consoles_own_page_uses_the_session(
     runtime: str, tiny_model: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime) as running, BrowserLike(running.url) as browser:
@@ -80,34 +79,29 @@ def test_token_signs_in_once_and_only_the_consoles_own_page_uses_the_cookie(
         assert "default-src 'none'; script-src 'self'" in page.headers["content-security-policy"]
         assert page.headers["x-frame-options"] == "DENY"
         assert cause(browser.http.get(f"{V1}/status")) == (403, "control_closed")
-        assert browser.http.get("/llamasup", follow_redirects=False).headers["location"] == "/llamasup/"
+        assert browser.http.get("/llamasup", follow_redirects=False).headers["location"] == "llamasup/"
         # Under run, the front page stays that of llama-server.
         front = browser.http.get("/", headers={"accept": "text/html"}, follow_redirects=False)
         assert front.status_code != 302
 
         token = token_of(running)
         answer = browser.sign_in(token=token)
-        assert answer.headers["set-cookie"].endswith("; Path=/llamasup; HttpOnly; SameSite=Strict")
+        assert "set-cookie" not in answer.headers
         with BrowserLike(running.url) as other:
             assert cause(other.sign_in(token=token)) == (401, "console_token")
 
         assert [model["id"] for model in browser.read("/status")["models"]] == ["tiny"]
-        # The cookie alone, as another program of this machine may get it.
         assert cause(browser.http.get(SESSION)) == (401, "session")
-        assert cause(browser.http.get(f"{V1}/status")) == (403, "console_header")
-        for secret in ("none", str(browser.http.cookies["llamasup_session"])):
-            assert cause(browser.change("POST", f"{V1}/reload", x_llamasup_console=secret)) == (
-                401,
-                "session",
-            )
+        assert cause(browser.http.get(f"{V1}/status")) == (403, "control_closed")
+        for origin in ("null", browser.own["origin"]):
+            refused = browser.change("POST", f"{V1}/reload", x_llamasup_console="none", origin=origin)
+            assert cause(refused) == (401, "session")
         assert browser.read("/config") == {"file": None, "text": "", "version": "", "writable": False}
         restart = f"{V1}/models/tiny/restart"
         generation = browser.read("/status")["models"][0]["generation"]
         for lines in (
-            {"origin": "null"},
             {"origin": "http://evil.example"},
-            {"sec_fetch_site": "cross-site"},
-            {"sec_fetch_site": "same-site"},  # another program of this machine
+            {"origin": "http://127.0.0.1:1"},  # another program of this machine
             {"host": "evil.example", "origin": "http://evil.example"},  # DNS rebinding
             {"x_llamasup_console": ""},
         ):
@@ -128,8 +122,7 @@ def test_token_signs_in_once_and_only_the_consoles_own_page_uses_the_cookie(
         assert held["measured_bytes"] > 1 << 20
 
         assert browser.change("DELETE", SESSION).json() == {"ended": True}
-        # Without the cookie, which the browser has dropped.
-        assert cause(browser.http.get(f"{V1}/status")) == (403, "control_closed")
+        assert cause(browser.http.get(f"{V1}/status", headers=browser.own)) == (401, "session")
         assert running.stop() == 0
 
 
@@ -183,7 +176,7 @@ def test_key_with_the_right_control_signs_in_and_replaces_the_config(
 ) -> None:
     with serving(runtime, tiny_model, tmp_path) as served, BrowserLike(served.running.url) as browser:
         front = browser.http.get("/", headers={"accept": "text/html,*/*;q=0.8"}, follow_redirects=False)
-        assert (front.status_code, front.headers["location"]) == (302, "/llamasup/")
+        assert (front.status_code, front.headers["location"]) == (302, "llamasup/")
         assert browser.http.get("/llamasup/").status_code == 200
 
         assert cause(browser.sign_in(key="phone-key")) == (401, "key_rights")
@@ -192,7 +185,7 @@ def test_key_with_the_right_control_signs_in_and_replaces_the_config(
         assert (session["name"], session["models_need_key"], session["config"]) == ("ann", True, True)
         own_key = {"authorization": f"Bearer {session['inference_key']}"}
 
-        # The cookie is not valid for the models; the key of the pages is, and only for them.
+        # The secret is not valid for the models; the key of the pages is, and only for them.
         assert cause(browser.change("POST", "/v1/chat/completions", CHAT)) == (401, "api_key")
         assert browser.http.post("/v1/chat/completions", json=CHAT, headers=own_key).status_code == 200
         with httpx.Client(base_url=served.running.url) as bare:
@@ -243,6 +236,63 @@ def test_removed_key_ends_its_sessions_and_their_streams(
             401,
             "api_key",
         )
+        assert served.running.stop() == 0
+
+
+@pytest.mark.one_runtime
+@pytest.mark.check(
+    "X4", "403 for a config that names programs, files, hosts, flags or variables; nothing is done"
+)
+def test_config_over_tcp_names_nothing_new(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("sk-secret")
+    started, log = tmp_path / "started", tmp_path / "log"
+    servers = json.dumps({"mcpServers": {"x": {"command": "touch", "args": [str(started)]}}})
+    parts = [
+        f"defaults: {{extra: [--mcp-servers-json, '{servers}']}}",
+        f"defaults: {{extra: [--log-file, {log}]}}",
+        f"defaults: {{extra: [--path, {tmp_path}]}}",
+        "virtual_models: {v: {model: tiny, system: 'of ${HOME}'}}",
+        f"peers: {{p: {{url: 'https://127.0.0.1:1', key_file: {tmp_path}/secret}}}}",
+        f"models_dir: {tmp_path}/other",
+        f"downloads: {{folder: {tmp_path}/other}}",
+        "http: {api_config: full}",
+    ]
+    with serving(runtime, tiny_model, tmp_path) as served, BrowserLike(served.running.url) as browser:
+        browser.sign_in(key="admin-key")
+        control = {"authorization": "Bearer admin-key"}
+        before = browser.read("/config")
+        texts = [f"{before['text']}{part}\n" for part in parts]
+        texts.append(before["text"].replace(str(runtime), f"{tmp_path}/secret"))
+        for text in texts:
+            change = {"text": text, "version": before["version"]}
+            with httpx.Client(base_url=served.running.url, headers=control) as client:
+                by_key = client.put(f"{V1}/config", json=change)
+            for refused in (browser.change("PUT", f"{V1}/config", change), by_key):
+                assert cause(refused) == (403, "config_refused")
+                assert refused.json()["mistakes"], text
+            check = browser.change("POST", f"{V1}/config/check", {"text": text}).json()
+            assert (check["ok"], check["mistakes"]) == (False, by_key.json()["mistakes"])
+            assert "sk-secret" not in by_key.text
+        assert served.config.read_text() == before["text"]
+        assert served.running.stop() == 0
+    assert not started.exists()
+    assert not log.exists()
+
+
+@pytest.mark.one_runtime
+@pytest.mark.check("X4", "a token of a key with the right control alone opens a session that does not infer")
+def test_token_over_tcp_gives_no_more_than_its_key(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+    with serving(runtime, tiny_model, tmp_path) as served, BrowserLike(served.running.url) as browser:
+        keys = tmp_path / "keys"
+        keys.write_text("phone-key name=phone\nwatch-key name=watch rights=control\n")
+        own = {"authorization": "Bearer watch-key"}
+        eventually(lambda: browser.http.get(f"{V1}/status", headers=own).status_code == 200)
+        tokens = [browser.http.post(f"{V1}/console/token", headers=own).json()["token"] for _ in range(2)]
+        session = browser.sign_in(token=tokens[0]).json()
+        assert (session["name"], session["inference_key"]) == ("watch", None)
+        keys.write_text("phone-key name=phone\nother-key name=other rights=control\n")
+        eventually(lambda: browser.http.get(f"{V1}/status", headers=browser.own).status_code == 401)
+        assert cause(browser.sign_in(token=tokens[1])) == (401, "console_token")
         assert served.running.stop() == 0
 
 

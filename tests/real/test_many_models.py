@@ -53,6 +53,7 @@ def _scores(answer: Any) -> dict[int, float]:
     return {result["index"]: round(result["relevance_score"], 2) for result in answer["results"]}
 
 
+ROOM_BYTES = 1 << 20  # the sizes of a later load can be some pages larger
 TEXT = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0, "seed": 1}
 KINDS = {
     "decoder": Kind(tiny_decoder, "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]),
@@ -99,7 +100,7 @@ def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
         load_s = {name: timed_load(server, name) for name in KINDS}
         expected = {name: ask(server.client, name)[0] for name in KINDS}
         needs = {model["id"]: model["needs_bytes"]["ram"] for model in server.status()["models"]}
-    budget = sum(sorted(needs.values())[-2:])
+    budget = sum(sorted(needs.values())[-2:]) + ROOM_BYTES
     assert sum(sorted(needs.values())[:3]) > budget, "three of them would fit"
 
     config = config_of(tmp_path, budget)
@@ -191,3 +192,32 @@ def test_repeated_crashes_of_one_model_do_not_affect_the_others(runtime: str, tm
         }
         server.load("recurrent")  # a manual load tries it again
         assert ask(server.client, "recurrent")[0] == expected["recurrent"]
+
+
+@pytest.mark.one_runtime
+def test_paths_that_no_llama_server_has_load_nothing(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.gguf").write_bytes(models.tiny_decoder() + b"\0")
+    entries = {
+        "tiny": ModelEntry(path=str(tiny_model), ctx_size=512, aliases=("claude-sonnet[1m]", "gpt 4")),
+        "other": ModelEntry(path=str(tmp_path / "other.gguf"), ctx_size=512),
+    }
+    paths = (
+        "/api/show",
+        "/v1/images/generations",
+        "/v1/audio/speech",
+        "/v1/v1/completions",
+        "/sdapi/v1/txt2img",
+    )
+    config = Config(models=entries)
+    with llamasup.serve(config=config, runtime=runtime, environ=dict(os.environ)) as server:
+        for path in (*paths, "/v1/moderations", "/v1/threads", "/generate"):
+            answer = server.client.post(path, json={"model": "tiny", "prompt": "Once"})
+            assert (answer.status_code, answer.json()["error"]["cause"]) == (404, "unknown_path")
+        assert {model["state"] for model in server.status()["models"]} == {"stopped"}
+        assert server.client.get("/props").json()["role"] == "router"
+        for name in ("tiny", "claude-sonnet[1m]", "gpt 4"):
+            body = {"model": name, "prompt": "Once", "max_tokens": 1}
+            assert server.client.post("//v1/completions/", json=body).status_code == 200
+        # A loaded model gets them: its own answer has no cause.
+        answer = server.client.post("/v1/threads", json={"model": "tiny"})
+        assert (answer.status_code, "cause" in answer.json()["error"]) == (404, False)

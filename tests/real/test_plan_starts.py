@@ -175,6 +175,25 @@ def test_context_passed_after_double_dash_is_the_limit_of_a_request(launcher: La
     assert re.search(r"n_slots = 4, n_ctx_slot = 4096", server.log.read_text())
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("--override-kv", "llama.context_length=int:40000"),
+        ("--rope-scaling", "yarn", "--rope-scale", "2", "--yarn-orig-ctx", "32768"),
+    ],
+    ids=str,
+)
+def test_no_memory_is_taken_for_a_context_that_no_request_can_use(
+    launcher: Launcher, extra: tuple[str, ...]
+) -> None:
+    with launcher.start(ctx_size=40_000, parallel=2, extra=(*extra, *SIZES)) as server:
+        pass
+    limit, log = server.plan.ctx_size, server.log.read_text()
+    assert re.search(rf"n_slots = 2, n_ctx_slot = {limit}\b", log)
+    assert re.search(rf"\(\s*{-(-limit // 256) * 256} cells", log)
+
+
 @pytest.mark.parametrize("settings", [{}, {"ctx_size": 1000, "parallel": 3}, {"extra": ("-kvu",)}], ids=str)
 def test_kv_cache_is_as_large_as_estimated(launcher: Launcher, settings: dict[str, Any]) -> None:
     settings = settings | {"extra": (*settings.get("extra", ()), *SIZES)}

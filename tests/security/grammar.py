@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 __all__ = [
     "bodiless_responses",
+    "control_requests",
     "cut",
     "repeated_requests",
     "repeated_responses",
@@ -79,7 +80,8 @@ _FIELD = _mostly(
     [
         b"Accept: */*",
         b"X-A: b",
-        b"X-Empty:",
+        b"Pragma: b",
+        b"Range:",
         b"Content-Type: application/json",
         b"Authorization: Bearer k",
         b"X-Api-Key: k",
@@ -87,12 +89,13 @@ _FIELD = _mostly(
         b"X-Request-Id: r-1",
         b"Keep-Alive: 5",
         b"TE: trailers",
-        b"X-Obs: \xe9\xff",
-        b"X-Sp:  a\tb  ",
+        b"User-Agent: \xe9\xff",
+        b"Accept-Language:  a\tb  ",
+        b"Cookie: a=b",
     ],
     [
         b"Connection: close",
-        b"Connection: keep-alive, X-A",
+        b"Connection: keep-alive, Pragma",
         b"Connection: host, authorization, content-length, transfer-encoding",
         b"Connection: upgrade\r\nUpgrade: h2c",
         b"Upgrade: websocket",
@@ -444,9 +447,32 @@ def _letter(draw: st.DrawFn, code: int) -> bytes:
 
 
 @st.composite
-def spelled_paths(draw: st.DrawFn) -> bytes:
+def spelled_paths(draw: st.DrawFn, paths: st.SearchStrategy[bytes] = _PATHS) -> bytes:
     """A path of llama-server's in any spelling, the plain one included."""
-    letters = b"".join(draw(_letter(code)) for code in draw(_PATHS)[1:])
+    letters = b"".join(draw(_letter(code)) for code in draw(paths)[1:])
     return (
         draw(_DETOURS) + draw(_mostly([b"/"], [b"//", b"/%2f", b"/%u002f", b"%2f/"])) + letters + draw(_TAILS)
     )
+
+
+_CONTROL_PATHS = st.sampled_from(
+    [
+        b"/llamasup/v1/" + path
+        for path in (
+            *(b"upgrade", b"upgrade", b"config", b"config/check", b"reload", b"shutdown", b"plan", b"pull"),
+            *(b"status", b"requests/r-1", b"models/tiny/load", b"models/a%2Fb/remove", b"models/tiny/logs"),
+            *(b"console/token", b"console/session", b"batches/b/cancel", b"nosuch"),
+        )
+    ]
+)
+_CONTROL_BYTES = st.integers(0, 0x20).map(lambda code: b"%%%02x" % code) | st.just(b"%7f")
+
+
+@st.composite
+def control_requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """Method and path of a request to the control API, in any spelling, also with control characters."""
+    path = draw(st.one_of(_CONTROL_PATHS, spelled_paths(_CONTROL_PATHS)))
+    if draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(0, len(path)))
+        path = path[:at] + draw(_CONTROL_BYTES) + path[at:]
+    return draw(st.sampled_from([b"POST", b"POST", b"GET", b"PUT", b"DELETE"])), path

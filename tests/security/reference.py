@@ -55,10 +55,10 @@ def read(raw: bytes) -> Reading:
 
 # --- the difference
 
-_KEPT_BACK = frozenset(
-    b"host content-length transfer-encoding connection keep-alive proxy-authenticate proxy-authorization "
-    b"proxy-connection te trailer upgrade http2-settings expect authorization x-api-key origin "
-    b"forwarded x-real-ip x-conversation-id x-request-id".split()
+_KEPT = frozenset(
+    b"accept accept-encoding accept-language cache-control content-encoding content-language content-type "
+    b"if-match if-modified-since if-none-match if-range if-unmodified-since last-event-id pragma range "
+    b"traceparent tracestate user-agent".split()
 )
 
 
@@ -72,7 +72,7 @@ def _forwarded(asked: Received) -> Received:
     }
     kept = [(b"host", b"localhost")]
     for name, value in asked.headers:
-        if not (name in _KEPT_BACK or name in nominated or name.startswith(b"x-forwarded-")):
+        if name in _KEPT and name not in nominated:
             kept.append((name, value))
     target = re.sub(rb"(?i)^https?://[^/?]*", b"", asked.target)
     if not target.startswith((b"/", b"*")):

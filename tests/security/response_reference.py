@@ -52,7 +52,8 @@ def read(raw: bytes, method: bytes, *, ended: bool) -> Response:
 
 
 _OURS = frozenset(
-    b"content-length transfer-encoding connection x-request-id server-timing content-type retry-after".split()
+    b"content-length transfer-encoding connection x-request-id server-timing content-type retry-after"
+    b" content-security-policy x-content-type-options".split()
 )
 # Accepted here and refused by h11; none of it is framing, and status lines are written afresh.
 _LENIENT = (

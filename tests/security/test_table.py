@@ -31,6 +31,11 @@ def test_every_promise_has_a_test_and_the_document_is_current(table: ModuleType)
     assert current == 0, "run scripts/security_table.py"
 
 
+def test_threat_model_is_that_of_the_tests(table: ModuleType) -> None:
+    current = keep_current(table.DOCUMENT, table.REACH_MARKS, table.reach_table(), check=True)
+    assert current == 0, "run scripts/security_table.py"
+
+
 def test_a_row_is_made_of_a_marker(
     table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

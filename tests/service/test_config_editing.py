@@ -13,7 +13,7 @@ import pytest
 
 from llamasup.config import Config, load
 from llamasup.config.nodes import MAX_BYTES
-from llamasup.control.interface import ConfigMistakes
+from llamasup.control.interface import ConfigMistakes, ConfigRefused
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.models.diff import Changes
 from llamasup.service import config_editing
@@ -63,11 +63,12 @@ class Editing:
     def shown(self) -> Mapping[str, Any]:
         return asyncio.run(self.editor.show())
 
-    def checked(self, text: str) -> Mapping[str, Any]:
-        return asyncio.run(self.editor.check(text))
+    def checked(self, text: str, *, trusted: bool = True) -> Mapping[str, Any]:
+        return asyncio.run(self.editor.check(text, trusted=trusted))
 
-    def replace(self, text: str, version: str | None = None) -> Mapping[str, Any]:
-        return asyncio.run(self.editor.replace(text, self.shown()["version"] if version is None else version))
+    def replace(self, text: str, version: str | None = None, *, trusted: bool = True) -> Mapping[str, Any]:
+        known = self.shown()["version"] if version is None else version
+        return asyncio.run(self.editor.replace(text, known, trusted=trusted))
 
 
 @pytest.fixture
@@ -134,6 +135,51 @@ def test_text_of_any_kind_is_checked(editing: Editing, text: str) -> None:
     assert (editing.file.read_text(), editing.reloads) == (editing.valid, 0)
 
 
+def test_client_may_change_what_names_nothing(editing: Editing) -> None:
+    text = f"{editing.valid}max_loaded: 3\n"
+    assert editing.checked(text, trusted=False)["ok"] is True
+    assert editing.replace(text, trusted=False) == {"changed": ["tiny"]}
+    assert editing.file.read_text() == text
+
+
+@pytest.mark.check("X4", "a client changes no program, and learns nothing about files and the environment")
+def test_client_may_not_change_what_names_something(editing: Editing, tmp_path: Path) -> None:
+    (tmp_path / "locked").touch(mode=0)
+    text = f"{editing.valid}downloads: {{token_file: {tmp_path}/locked}}\nmax_loaded: '${{NOT_SET}}'\n"
+    found = editing.checked(text, trusted=False)
+    assert [(one["line"], one["key"]) for one in found["mistakes"]] == [
+        (3, "downloads.token_file"),
+        (4, "max_loaded"),
+    ]
+    assert "not set" not in str(found)
+    with pytest.raises(ConfigRefused, match="2 refused changes") as raised:
+        editing.replace(text, trusted=False)
+    assert (raised.value.http_status, raised.value.cause) == (403, "config_refused")
+    assert raised.value.mistakes == found["mistakes"]
+    assert (editing.file.read_text(), editing.reloads) == (editing.valid, 0)
+
+
+def test_file_allows_all_changes_of_clients_except_that_of_the_permission(editing: Editing) -> None:
+    editing.file.write_text(f"{editing.valid}http: {{api_config: full}}\n")
+    editing.replace(f"{editing.valid}http: {{api_config: full, access_log: /dev/null}}\n", trusted=False)
+    written = editing.file.read_text()
+    for text in (editing.valid, f"{editing.valid}http: {{api_config: safe}}\n"):
+        for trusted in (False, True):
+            with pytest.raises(ConfigRefused):
+                editing.replace(text, trusted=trusted)
+    assert editing.file.read_text() == written
+
+
+@pytest.mark.parametrize("broken", ["http: {api_config: [", "http: {api_config: ful}\n", ""])
+def test_file_that_is_broken_allows_nothing(editing: Editing, broken: str) -> None:
+    editing.file.write_text(broken)
+    with pytest.raises(ConfigRefused):
+        editing.replace(editing.valid, trusted=False)
+    assert editing.file.read_text() == broken
+    editing.replace(editing.valid, trusted=True)
+    assert editing.file.read_text() == editing.valid
+
+
 def test_valid_text_is_written_and_reloaded(editing: Editing) -> None:
     text = f"{editing.valid}max_loaded: 3\n"
     assert editing.replace(text) == {"changed": ["tiny"]}
@@ -155,7 +201,7 @@ def test_two_changes_at_the_same_time_write_one(editing: Editing) -> None:
     texts = [f"{editing.valid}max_loaded: {number}\n" for number in (3, 4)]
 
     async def both() -> list[Mapping[str, Any] | BaseException]:
-        changes = (editing.editor.replace(text, version) for text in texts)
+        changes = (editing.editor.replace(text, version, trusted=True) for text in texts)
         return await asyncio.gather(*changes, return_exceptions=True)
 
     outcomes = asyncio.run(both())

@@ -119,7 +119,8 @@ def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path
     assert read == Config(max_loaded=3, default_model="a", models_dir=(tmp_path / "m",))
 
 
-BROKEN, MISSING, HUGE = "path: broken.gguf", "path: gone.gguf", "path: sound.gguf, ctx_size: 100000000"
+BROKEN, MISSING = "path: broken.gguf", "path: gone.gguf"
+HUGE = "path: sound.gguf, extra: [-c, '2000000000']"
 MISSPELT = "path: sound.gguf, extra: [--nonsense]"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 
-from llamasup.errors import ConfigInvalid, DoesNotFit
+from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
@@ -31,6 +32,7 @@ from llamasup.supervision.events import (
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import State
 from llamasup.system.process.exit import Exit
+from tests.kit.script import run_script
 
 CRASH = Diagnosis("killed", "it was killed", "look at the log", (), deterministic=False, exit_code=75)
 STEP = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
@@ -72,13 +74,25 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
     (ModelUnloading("a", "ttl"), {"event": "unload", "model": "a", "reason": "ttl"}),
     (ModelUnloading("a", "memory", "b"), {"event": "unload", "model": "a", "reason": "memory", "for": "b"}),
     (
-        LoadFailed("a", DoesNotFit("too large", remedy="use less")),
+        LoadFailed("a", DoesNotFit("too large", remedy="Use less.")),
         {
             "event": "failed",
             "model": "a",
             "cause": "does_not_fit",
             "message": "too large",
-            "remedy": "use less",
+            "remedy": "Use less.",
+            "exit_code": 71,
+        },
+    ),
+    (
+        LoadFailed(None, UsageInvalid("no such option")),
+        {
+            "event": "failed",
+            "model": None,
+            "cause": "usage",
+            "message": "no such option",
+            "remedy": "",
+            "exit_code": 2,
         },
     ),
     (
@@ -87,8 +101,8 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
     ),
     (ModelsChanged(Changes(added=("b",)), ("a", "b")), {"event": "models", **NO_CHANGES, "added": ["b"]}),
     (
-        ConfigRejected(ConfigInvalid("no such key", remedy="remove it")),
-        {"event": "config", "ok": False, "message": "no such key", "remedy": "remove it", "details": []},
+        ConfigRejected(ConfigInvalid("no such key", remedy="Remove it.")),
+        {"event": "config", "ok": False, "message": "no such key", "remedy": "Remove it.", "details": []},
     ),
     (
         Ready(TcpAddress("127.0.0.1", 8080), 7, ("a",)),
@@ -145,3 +159,17 @@ def test_listener_gets_every_event_until_unsubscribed() -> None:
     bus.unsubscribe(listener)
     bus.publish(Stopped())
     assert (first, second) == ([Stopped(), Stopped()], [Stopped()])
+
+
+def test_table_of_causes_in_the_documentation_is_current() -> None:
+    checked = run_script("causes_table.py", "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_documentation_has_a_row_with_the_fields_of_each_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sidecar.md").read_text("utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    for event, _ in EVENTS:
+        shown = as_json(event)
+        for field in shown.keys() - {"event", "protocol"}:
+            assert f"`{field}`" in rows[shown["event"]]

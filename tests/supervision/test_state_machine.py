@@ -21,6 +21,7 @@ from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, S
 from tests.kit.extent import examples
 
 POLICY = Policy()
+ABORTED = Diagnosis("aborted", "it gave up", "", (), False, 75)
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
 BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
 SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
@@ -72,6 +73,53 @@ def with_slots(*events: Event, policy: Policy = POLICY) -> Life:
     life = Life(policy)
     life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
     return life
+
+
+# --- crashes that one request explains
+
+
+@pytest.mark.parametrize("policy", [POLICY, KEEP_TRYING])
+def test_requests_that_end_servers_never_give_the_model_up(policy: Policy) -> None:
+    """Each ends a server beside others, and the next one alone."""
+    life = ready(policy)
+    for generation in range(1, 41, 2):
+        report = life(lc.Exited(generation, CRASH))[1]
+        assert isinstance(report, lc.Report)
+        assert report.restart_in_s == 0.0
+        counted = len(life.instance.crashes)
+        serves(life, generation + 1)
+        life(lc.Exited(generation + 1, ABORTED, explained=True), lc.CrashExplained(generation))
+        assert life.state() is State.STARTING
+        assert (counted, len(life.instance.crashes)) == (1, 0)
+        serves(life, generation + 2)
+    assert life.state() is State.READY
+
+
+def test_explained_crash_neither_counts_nor_hides_others() -> None:
+    life = ready()
+    for generation in range(1, 6):
+        life(lc.Exited(generation, CRASH), lc.StartRequested())
+        serves(life, generation + 1)
+    life(lc.Exited(6, ABORTED, explained=True), lc.CrashExplained(1))
+    assert (life.state(), len(life.instance.crashes)) == (State.BACKOFF, 4)
+    for generation in (7, 8):
+        life(lc.StartRequested())
+        serves(life, generation)
+        life(lc.Exited(generation, CRASH))
+    assert life.state() is State.FAILED
+
+
+def test_end_by_another_program_is_no_explained_crash() -> None:
+    life = ready()
+    life(lc.Exited(1, CRASH, explained=True))
+    assert len(life.instance.crashes) == 1
+
+
+def serves(life: Life, generation: int) -> None:
+    if life.state() is State.BACKOFF:
+        life.wake()
+    life(lc.Spawned(generation, 42), lc.Healthy(generation), lc.WarmupSucceeded(generation))
+    assert life.state() is State.READY
 
 
 # --- transcripts ----------------------------------------------------------------------------------------

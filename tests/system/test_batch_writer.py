@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -40,6 +41,53 @@ def test_items_are_written_in_order_and_in_batches() -> None:
     assert sink.written == list(range(3 * BATCH + 1))
     assert max(map(len, sink.batches)) == BATCH
     assert len(sink.batches) == 4
+
+
+class NoThreads:
+    """A system that starts no further thread for a while, as one whose ``pids.max`` is reached."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: float = 0
+        start = threading.Thread.start
+
+        def start_if_allowed(thread: threading.Thread) -> None:
+            if self.left > 0:
+                self.left -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_allowed)
+
+
+def test_thread_that_could_not_start_starts_with_a_later_item(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    system, sink = NoThreads(monkeypatch), Sink()
+    system.left = 3
+    writer = BatchWriter(sink.write, name="w", linger_s=0.0)
+    for number in range(5):
+        writer.put(number)
+    assert sink.entered.wait(PATIENCE_S)
+    assert writer.close(PATIENCE_S)
+    assert sink.written == list(range(5))
+    (warning,) = caplog.messages
+    assert warning == "The thread 'w' cannot start yet, and its output waits: can't start new thread"
+
+
+@pytest.mark.parametrize("failures", [2, float("inf")])
+def test_close_writes_what_waits_for_a_thread(monkeypatch: pytest.MonkeyPatch, failures: float) -> None:
+    system, sink = NoThreads(monkeypatch), Sink()
+    system.left = failures
+    writer = BatchWriter(sink.write, name="w", linger_s=3600.0, max_waiting=2)
+    for number in range(2):
+        writer.put(number)
+    assert writer.close(PATIENCE_S)
+    assert (sink.written, writer.rejected) == ([0, 1], 0)
+
+
+def test_close_without_items_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    NoThreads(monkeypatch).left = float("inf")
+    assert BatchWriter(Sink().write, name="w", linger_s=0.0).close(PATIENCE_S)
 
 
 def test_item_that_hurries_is_written_with_all_before_it() -> None:
@@ -148,3 +196,32 @@ def test_items_of_several_threads_are_all_written() -> None:
         thread.join()
     assert writer.close(PATIENCE_S)
     assert sorted(sink.written) == sorted(list(range(1000)) * 4)
+
+
+def test_warning_that_the_same_writer_has_to_write_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of threads, the log of llamasup is itself such a writer."""
+    written: list[str] = []
+
+    def write(texts: list[str]) -> bool:
+        written.extend(texts)
+        return True
+
+    writer: BatchWriter[str] = BatchWriter(write, name="log", linger_s=0)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            writer.put(record.getMessage())
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    handler = Handler()
+    logging.getLogger("llamasup.system.batch_writer").addHandler(handler)
+    try:
+        writer.put("first")
+        assert writer.close(1.0)
+    finally:
+        logging.getLogger("llamasup.system.batch_writer").removeHandler(handler)
+    assert written[0] == "first"
+    assert written[1].startswith("The thread 'log' cannot start yet")

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.system.text import display_width, is_path, json_text, path_text, printable
+from llamasup.system.text import (
+    display_width,
+    is_path,
+    joined_row,
+    json_text,
+    path_text,
+    printable,
+    split_row,
+)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +125,24 @@ def test_well_formed_text_is_unchanged(value: Any) -> None:
 @given(st.binary())
 def test_path_with_any_bytes_is_valid_json(path: bytes) -> None:
     assert isinstance(strict(json_text(path.decode("utf-8", "surrogateescape"))), str)
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ("a,b", ["a", "b"]),
+        ("", [""]),
+        (",a,", ["", "a", ""]),
+        ('"a, b",c', ["a, b", "c"]),
+        ('"say ""hi"", you"', ['say "hi", you']),
+        ('a"b,"c', ['a"b', '"c']),
+        ('""', [""]),
+    ],
+)
+def test_a_row_is_split_at_commas_outside_of_quotes(row: str, parts: list[str]) -> None:
+    assert split_row(row) == parts
+
+
+@given(st.lists(st.text(alphabet='ab,"\n '), min_size=1))
+def test_a_joined_row_has_the_same_parts(parts: list[str]) -> None:
+    assert split_row(joined_row(parts)) == parts

@@ -165,8 +165,13 @@ def test_numa_is_tried_only_on_several_nodes() -> None:
 
 def test_the_number_of_slots_stays_for_latency() -> None:
     assert not any("--parallel" in name for name in names("latency"))
-    assert {"--parallel 16", "--parallel 4", "--no-kv-unified"} <= set(names("throughput"))
+    assert {"--parallel 16", "--parallel 4"} <= set(names("throughput"))
     assert "--parallel 1" in names("memory", profile=None)
+
+
+def test_slots_that_share_one_context_stay_so() -> None:
+    assert "--kv-unified" in names("throughput", profile=None)
+    assert not any("unified" in name for name in names("throughput", profile="throughput"))
 
 
 def test_slots_that_the_user_set_stay() -> None:
@@ -257,7 +262,7 @@ def test_a_build_of_2025_may_leave_the_draft_model_out() -> None:
 
 
 def test_a_model_that_drafts_for_itself_may_stop_to() -> None:
-    facts = model(mtp_layers=1)
+    facts = model(mtp_layers=1, drafts_itself=True)
     found = names(facts=facts)
     assert "--spec-type none" in found
 

@@ -14,6 +14,7 @@ from llamasup.http.routes import Work, route_of
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.catalog.node_listing import read_listing
 from llamasup.proxy.backend import is_virtual
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.sections import VirtualEntry
@@ -122,7 +123,9 @@ async def test_models_for_other_work_are_left_out() -> None:
         body = suited.rewrite(b"{}", TOKENIZE)
         assert isinstance(body, bytes)
         taken[work] = json.loads(body)["model"]
-    assert taken == {None: "embed", Work.TEXT: "phi", Work.EMBEDDINGS: "embed", Work.RERANKING: "phi"}
+    assert {work: model for work, model in taken.items() if model == "embed"} == dict.fromkeys(
+        (None, Work.EMBEDDINGS), "embed"
+    )
     alone = VirtualBackend(models, {"v": VirtualEntry(model="embed")}).resolve("v")
     assert not isinstance(alone, Unavailable)
     assert is_virtual(alone)
@@ -210,6 +213,28 @@ async def test_hidden_model_is_hidden_under_its_aliases_too() -> None:
         found = backend.resolve(name)
         assert isinstance(found, Unavailable)
         assert found.cause == cause
+
+
+@pytest.mark.check("X4", "404: another node reaches no model that a virtual model hides, by no name")
+@async_test
+async def test_hidden_model_is_hidden_from_other_nodes() -> None:
+    _, backend = with_aliases({"FOX": VirtualEntry(any=("gone",))})
+    for name in ("fox", "FOX", "fox:latest", "story", "tale", None):
+        assert isinstance(backend.resolve(name, local=True), Unavailable)
+    assert read_listing(backend.node_listing()).models == ()
+
+
+@async_test
+async def test_other_nodes_know_a_model_by_the_names_that_lead_to_it() -> None:
+    _, backend = with_aliases({"Tale": VirtualEntry(model="fox", system="Be brief.")})
+    for name in ("Tale", "tale"):
+        assert isinstance(backend.resolve(name, local=True), Unavailable)
+    route = backend.resolve("story", local=True)
+    assert not isinstance(route, Unavailable)
+    assert route.model.names == ("fox", "story")
+    (listed,) = read_listing(backend.node_listing()).models
+    assert (listed.id, listed.aliases, listed.entry["aliases"]) == ("fox", ("story",), ["story"])
+    assert read_listing(backend.node_listing(lambda model: None)).models == ()
 
 
 @async_test

@@ -198,7 +198,9 @@ def test_instructions_that_are_a_list_do_not_replace_the_system_prompt() -> None
     assert sent(body, BRIEF, label="/v1/responses")["instructions"] == "Be brief."
 
 
-@pytest.mark.parametrize("label", ["/completion", "/v1/completions", "/infill", "/v1/audio/transcriptions"])
+@pytest.mark.parametrize(
+    "label", ["/completion", "/v1/completions", "/infill", "/v1/audio/transcriptions", "/v1/systemone"]
+)
 def test_system_prompt_without_a_place_is_refused(label: str) -> None:
     error = refusal(b'{"prompt":"x"}', BRIEF, label=label)
     assert (error.status, error.cause) == (400, "virtual_model_system")
@@ -206,13 +208,13 @@ def test_system_prompt_without_a_place_is_refused(label: str) -> None:
 
 
 def test_system_prompt_on_an_unknown_path_is_refused_with_the_reason() -> None:
-    error = refusal(b'{"prompt":"x"}', BRIEF, label="/v1/systemone")
+    error = refusal(b'{"prompt":"x"}', BRIEF, label="/v1/newer")
     assert (error.status, error.cause) == (400, "virtual_model_system")
     assert error.message == (
         "The virtual model 'v' has a system prompt, and llamasup does not know where requests to this path "
         "have one"
     )
-    assert sent({"prompt": "x"}, Changes(set={"seed": 1}), label="/v1/systemone")["seed"] == 1
+    assert sent({"prompt": "x"}, Changes(set={"seed": 1}), label="/v1/newer")["seed"] == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ from typing import Any, Final
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
+from llamasup.batch.api.form import UploadForm
 from llamasup.batch.lines import URLS
 from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.settings.sections import Batches
+from llamasup.system.text import memory_text
 
 __all__ = [
     "ENDED",
@@ -23,21 +26,26 @@ __all__ = [
     "StoredBatch",
     "StoredFile",
     "batch_object",
+    "check_room",
     "ended",
     "file_object",
     "new_batch",
     "page",
+    "uploaded_file",
     "window_s",
 ]
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
+DAY_S: Final = 86_400
 MAX_FILENAME: Final = 255
+_LEAST_KEPT_S: Final = 3_600
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,9}").fullmatch
 _MAX_METADATA: Final = 16  # entries, as OpenAI
 _MAX_METADATA_KEY: Final = 64
 _MAX_METADATA_VALUE: Final = 512
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([hd])").fullmatch
-_MAX_WINDOW_S: Final = 30 * 86_400  # a batch that never ends would hold its files and its place
-_UNIT_S: Final = {"h": 3_600, "d": 86_400}
+_MAX_WINDOW_S: Final = 30 * DAY_S  # a batch that never ends would hold its files and its place
+_UNIT_S: Final = {"h": 3_600, "d": DAY_S}
 
 
 class FileUnknown(LlamasupError):
@@ -134,6 +142,54 @@ class NewBatch(Struct, frozen=True):
     completion_window: str
     metadata: Mapping[str, str] | None = None
     output_expires_after: Any | UnsetType = UNSET
+
+
+def uploaded_file(
+    form: UploadForm, id_: str, owner: str, size: int, now_s: int, keep_days: int
+) -> StoredFile:
+    """Return the file of a complete form. Raises UsageInvalid."""
+    fields = form.fields
+    if form.filename is None or not form.is_complete:
+        raise UsageInvalid(
+            "The form of the upload has no file, or ends too early.", remedy="Send the field file."
+        )
+    purpose = fields.get("purpose", "")
+    if purpose != "batch":
+        raise UsageInvalid(
+            f"purpose is {purpose[:40]!r}; the only files here are inputs of batches.",
+            remedy="Use the purpose batch.",
+        )
+    most_s = keep_days * DAY_S
+    asked = fields.get("expires_after[seconds]", str(most_s))
+    kept_s = int(asked) if _SECONDS(asked) else 0
+    if not _LEAST_KEPT_S <= kept_s <= most_s:
+        raise UsageInvalid(
+            f"expires_after[seconds] is {asked[:20]!r}.",
+            remedy=f"Use {_LEAST_KEPT_S} to {most_s}, or leave it out.",
+        )
+    filename = form.filename[:MAX_FILENAME] or "upload.jsonl"
+    return StoredFile(id_, owner, purpose, filename, size, now_s, now_s + kept_s)
+
+
+def check_room(settings: Batches, size: int, files: int, all_bytes: int) -> None:
+    """Check a file of this size; ``files`` of its client and ``all_bytes`` of all clients include it.
+
+    Raises FileLimit and StorageLimit.
+    """
+    most, disk = settings.max_file.of(1 << 62), settings.disk.of(1 << 62)
+    if size > most:
+        raise FileLimit(
+            f"The file is larger than {memory_text(most)}.", remedy="Split it into several batches."
+        )
+    if files > settings.max_files:
+        raise StorageLimit(
+            f"You have {settings.max_files} files, the most that are kept.", remedy="Delete some of them."
+        )
+    if all_bytes > disk:
+        raise StorageLimit(
+            f"The files of all clients have reached {memory_text(disk)}, the limit of this server.",
+            remedy="Delete files that you no longer need, or try again later.",
+        )
 
 
 def window_s(text: str) -> int:

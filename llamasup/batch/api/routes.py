@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
@@ -16,10 +15,9 @@ from starlette.routing import Route
 from llamasup.batch.api.objects import NewBatch, StoredBatch, batch_object, file_object, page
 from llamasup.batch.api.runner import BatchService
 from llamasup.control.json_body import read_body
+from llamasup.control.private_socket import client_of
 from llamasup.errors import UsageInvalid
 from llamasup.system.text import json_text
-
-__all__ = ["routes_of"]
 
 _MAX_PAGE: Final = {"files": 10_000, "batches": 100}
 _PAGE: Final = {"files": 10_000, "batches": 20}
@@ -102,7 +100,7 @@ _FRESH: Final = {"cache-control": "no-store"}
 
 
 def _owner(request: Request) -> str:
-    return unquote(request.headers.get("x-llamasup-client", ""))
+    return client_of(request.headers)
 
 
 def _for_operators(batch: StoredBatch) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +23,10 @@ from msgspec.structs import replace
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.key_source import PROCESS_SALT
 from llamasup.auth.keys import ApiKey, digest_of
-from llamasup.batch.api.form import UploadForm
 from llamasup.batch.api.objects import (
+    DAY_S,
     ENDED,
-    MAX_FILENAME,
     BatchUnknown,
-    FileLimit,
     FileUnknown,
     LineMistake,
     NewBatch,
@@ -39,19 +36,20 @@ from llamasup.batch.api.objects import (
     ended,
     new_batch,
 )
-from llamasup.batch.api.store import Store
+from llamasup.batch.api.results import divide
+from llamasup.batch.api.store import Store, new_batch_id, new_file_id
 from llamasup.batch.api.turns import TURN_S, next_batch
+from llamasup.batch.api.uploads import receive_file
 from llamasup.batch.client import BatchClient
-from llamasup.batch.engine import BatchRun, EngineOptions, Progress
-from llamasup.batch.index import BatchInvalid
+from llamasup.batch.engine import BatchRun, EngineOptions
+from llamasup.batch.index import BatchInvalid, Counts, Index
 from llamasup.batch.job import Job, Prepared, prepare
-from llamasup.batch.output import error_line, is_answer
+from llamasup.batch.progress import Progress
 from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window, read_window
-from llamasup.errors import Conflict, DiskFull, LlamasupError, NotAllowed, Stopping, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, NotAllowed, Stopping, UsageInvalid
 from llamasup.http.address import Address, UnixAddress
 from llamasup.settings.sections import Batches
-from llamasup.system.text import memory_text
 
 __all__ = ["BatchService"]
 
@@ -62,8 +60,6 @@ RETRY_S: Final = 30.0
 CHECK_S: Final = 1.0
 """How often the key and the end of the completion window of the running batch are checked."""
 CLEAN_UP_S: Final = 600.0
-_WRITE_BYTES: Final = 1 << 20
-_DAY_S: Final = 86_400
 _BUG: Final = LineMistake("internal_error", "this batch has met a bug of llamasup; its log has the details")
 _KEY_GONE: Final = LineMistake("key_removed", "the API key of this batch has been removed")
 
@@ -87,12 +83,12 @@ class BatchService:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._opening: asyncio.Task[Store] | None = None
-        self._arriving_bytes = 0  # of uploads that are not complete
         self._wake = asyncio.Event()
         self._current: StoredBatch | None = None
         self._engine: BatchRun | None = None
         self._turns: dict[str, int] = {}  # of each client with batches: the number of its last turn
         self._turn = count(1)
+        self._counts: dict[str, Counts] = {}  # of batches that have to wait: a full disk may not take them
         self._stopping = False
 
     async def run(self, address: Address) -> None:
@@ -123,58 +119,9 @@ class BatchService:
     # --- files
 
     async def upload(self, owner: str, content_type: str, body: AsyncIterator[bytes]) -> StoredFile:
-        """Write the file of the form to the disk while it arrives."""
-        store, settings = await self._opened(), self._settings
-        if await self._call(store.count_files, owner) >= settings.max_files:
-            raise StorageLimit(
-                f"You have {settings.max_files} files, the most that are kept.", remedy="Delete some of them."
-            )
-        held_bytes = await self._call(store.held_bytes)
-        form = UploadForm(content_type)
-        now_s = epoch_s()
-        id_ = f"file-{secrets.token_hex(12)}"
-        part = store.part_path_of(id_)
-        size, fd = 0, -1
-        waiting = bytearray()
-        try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-            async for piece in body:
-                data = form.feed(piece)
-                size += len(data)
-                self._arriving_bytes += len(data)
-                self._check_room(size, held_bytes)
-                waiting += data
-                if len(waiting) >= _WRITE_BYTES:
-                    await in_thread(partial(_write_all, fd, bytes(waiting)))
-                    waiting.clear()
-            await in_thread(partial(_write_all, fd, bytes(waiting), sync=True))
-            complete, fd = fd, -1
-            os.close(complete)  # Windows renames no file that is open
-            file = _uploaded(form, id_, owner, size, now_s, settings.keep_days)
-            await self._call(store.add_file, file)
-        except OSError as error:
-            raise StorageLimit(
-                f"The file cannot be written: {error.strerror}.", remedy="Free some space on the server."
-            ) from None
-        finally:
-            self._arriving_bytes -= size
-            if fd >= 0:
-                os.close(fd)
-            part.unlink(missing_ok=True)
-        return file
-
-    def _check_room(self, size: int, held_bytes: int) -> None:
-        settings = self._settings
-        most, disk = settings.max_file.of(1 << 62), settings.disk.of(1 << 62)
-        if size > most:
-            raise FileLimit(
-                f"The file is larger than {memory_text(most)}.", remedy="Split it into several batches."
-            )
-        if held_bytes + self._arriving_bytes > disk:
-            raise StorageLimit(
-                f"The files of all clients have reached {memory_text(disk)}, the limit of this server.",
-                remedy="Delete files that you no longer need, or try again later.",
-            )
+        """Store the file of the form while it arrives."""
+        store = await self._opened()
+        return await receive_file(store, self._thread, self._settings, owner, content_type, body, epoch_s())
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
         store = await self._opened()
@@ -213,7 +160,7 @@ class BatchService:
                 f"You have {most} batches that are not over, the most that may wait.",
                 remedy="Wait until one is over, or cancel one.",
             )
-        batch = new_batch(asked, f"batch_{secrets.token_hex(12)}", file, epoch_s())
+        batch = new_batch(asked, new_batch_id(), file, epoch_s())
         await self._call(store.save_batch, batch)
         self._wake.set()
         return batch
@@ -260,13 +207,12 @@ class BatchService:
                 return changed
 
     def _live(self, batch: StoredBatch) -> StoredBatch:
-        """With the counts of now."""
+        """With its current counts."""
         current = self._current
         if current is None or current.id != batch.id:
-            return batch
-        if self._engine is None:
-            return current
-        return _counted(current, self._engine.progress)
+            counts = None if batch.status in ENDED else self._counts.get(batch.id)
+            return batch if counts is None else _counted(batch, counts)
+        return current if self._engine is None else _counted(current, self._engine.progress)
 
     # --- the running batch
 
@@ -276,12 +222,14 @@ class BatchService:
             self._wake.clear()
             try:
                 now_s = epoch_s()
-                await self._call(store.remove_expired, now_s, now_s - self._settings.keep_days * _DAY_S)
+                await self._call(store.remove_expired, now_s, now_s - self._settings.keep_days * DAY_S)
                 unfinished = await self._call(store.unfinished)
                 batch = next_batch(unfinished, self._turns, now_s)
                 if batch is not None:
                     owners = {one.owner for one in unfinished}
                     self._turns = {owner: turn for owner, turn in self._turns.items() if owner in owners}
+                    waiting = {one.id for one in unfinished}
+                    self._counts = {id_: counts for id_, counts in self._counts.items() if id_ in waiting}
                     self._turns[batch.owner] = next(self._turn)
                     self._current = batch
                     # A client may have cancelled it since; from now on ``cancel`` changes ``_current``.
@@ -303,6 +251,8 @@ class BatchService:
                         await self._fail(store, (_BUG,))
                         wait_s = 0.0
             finally:
+                if (ran := self._current) is not None:
+                    self._counts[ran.id] = Counts(ran.total, ran.completed, ran.failed)
                 self._current = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -314,6 +264,9 @@ class BatchService:
         assert current is not None
         batch, folder = current, await self._call(store.run_folder, current.id)
         job = Job(batch.id, str(store.path_of(batch.input_file_id)), str(folder / "out.jsonl"))
+        with suppress(LlamasupError):  # its first run has no index
+            kept = await in_thread(partial(_kept_counts, job.index_path))
+            self._current = _counted(self._change(), kept)
         with ExitStack() as stack:
             most_lines = self._settings.max_lines
             open_files = partial(
@@ -340,7 +293,7 @@ class BatchService:
 
     async def _run_prepared(self, store: Store, prepared: Prepared) -> None:
         counts = await in_thread(prepared.counts)
-        batch = self._change(total=counts.total, completed=counts.done, failed=counts.failed)
+        batch = self._current = _counted(self._change(), counts)
         if batch.status == "validating":  # and no client has cancelled it
             batch = self._change(status="in_progress", in_progress_at=epoch_s())
             await self._call(store.save_batch, batch)
@@ -447,18 +400,18 @@ class BatchService:
         results = {
             kind: StoredFile(
                 *(
-                    f"file-{secrets.token_hex(12)}",
+                    new_file_id(),
                     batch.owner,
                     "batch_output",
                     f"{batch.id}_{kind}.jsonl",
                     0,
                 ),
-                *(now_s, now_s + self._settings.keep_days * _DAY_S),
+                *(now_s, now_s + self._settings.keep_days * DAY_S),
             )
             for kind in ("output", "error")
         }
         paths = [store.part_path_of(results[kind].id) for kind in ("output", "error")]
-        sizes = await in_thread(partial(_divide, prepared, paths, f"batch_{reason}"))
+        sizes = await in_thread(partial(divide, prepared, paths, f"batch_{reason}"))
         files = {
             kind: replace(file, bytes=size)
             for (kind, file), size in zip(results.items(), sizes, strict=True)
@@ -527,10 +480,16 @@ class _BorrowedKey:
             self._minted = self._of = None
 
 
-def _counted(batch: StoredBatch, progress: Progress) -> StoredBatch:
-    if not progress.total:  # the run has not begun
+def _kept_counts(index: Path) -> Counts:
+    """Blocks. Raises OutputFailed."""
+    with Index(index, readonly=True) as kept:
+        return kept.counts()
+
+
+def _counted(batch: StoredBatch, counts: Progress | Counts) -> StoredBatch:
+    if not counts.total:  # the run has not begun
         return batch
-    return replace(batch, total=progress.total, completed=progress.done, failed=progress.failed)
+    return replace(batch, total=counts.total, completed=counts.done, failed=counts.failed)
 
 
 def _mistakes_of(error: LlamasupError) -> tuple[LineMistake, ...]:
@@ -539,69 +498,3 @@ def _mistakes_of(error: LlamasupError) -> tuple[LineMistake, ...]:
     if not mistakes:
         return tuple(LineMistake(error.cause, text) for text in (error.message, *error.details))
     return tuple(LineMistake("invalid_line", text, line) for line, text in mistakes)
-
-
-def _uploaded(form: UploadForm, id_: str, owner: str, size: int, now_s: int, keep_days: int) -> StoredFile:
-    """The file of a complete form. Raises UsageInvalid."""
-    fields = form.fields
-    if form.filename is None or not form.is_complete:
-        raise UsageInvalid(
-            "The form of the upload has no file, or ends too early.", remedy="Send the field file."
-        )
-    purpose = fields.get("purpose", "")
-    if purpose != "batch":
-        raise UsageInvalid(
-            f"purpose is {purpose[:40]!r}; the only files here are inputs of batches.",
-            remedy="Use the purpose batch.",
-        )
-    keep_s = keep_days * _DAY_S
-    asked = fields.get("expires_after[seconds]", str(keep_s))
-    if not (asked.isascii() and asked.isdecimal() and 3_600 <= int(asked[:12]) <= keep_s):
-        raise UsageInvalid(
-            f"expires_after[seconds] is {asked[:20]!r}.", remedy=f"Use 3600 to {keep_s}, or leave it out."
-        )
-    filename = form.filename[:MAX_FILENAME] or "upload.jsonl"
-    return StoredFile(id_, owner, purpose, filename, size, now_s, now_s + int(asked))
-
-
-def _divide(prepared: Prepared, paths: Sequence[Path], code: str) -> tuple[int, int]:
-    """Write the answers to one file and the errors to another; lines that are not over get an error with this
-    code. Returns the sizes. Blocks. Raises DiskFull.
-    """
-    try:
-        return _divided(prepared, paths, code)
-    except OSError as error:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        raise DiskFull(
-            f"The files of the results cannot be written: {error.strerror}.",
-            remedy="Free some space: the batch ends then.",
-        ) from None
-
-
-def _divided(prepared: Prepared, paths: Sequence[Path], code: str) -> tuple[int, int]:
-    output, errors = paths
-    with output.open("wb") as answers, errors.open("wb") as failures:
-        with prepared.output.path.open("rb") as lines:
-            for line in lines:
-                (answers if is_answer(line) else failures).write(line)
-        for left in prepared.index.left():
-            failures.write(
-                error_line(f"batch_req_{left.number}", left.custom_id, code, "this line was not run")
-            )
-        for file in (answers, failures):
-            file.flush()
-            os.fsync(file.fileno())
-        sizes = answers.tell(), failures.tell()
-    for path, size in zip(paths, sizes, strict=True):
-        if not size:
-            path.unlink()
-    return sizes
-
-
-def _write_all(fd: int, data: bytes, *, sync: bool = False) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    if sync:
-        os.fsync(fd)

@@ -6,6 +6,8 @@ All functions block. One thread at a time may call them, and one llamasup at a t
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,13 +17,14 @@ from typing import Any, Final
 
 import msgspec
 
-from llamasup.batch.api.objects import ENDED, StoredBatch, StoredFile
+from llamasup.batch.api.objects import ENDED, StoredBatch, StoredFile, check_room
 from llamasup.batch.database import is_full, transaction
 from llamasup.errors import Conflict, DiskFull, FolderUnusable
+from llamasup.settings.sections import Batches
 from llamasup.system.native import native
-from llamasup.system.storage.folders import Claimed, claim_file, private_folder
+from llamasup.system.storage.folders import Claimed, claim_file, given_folder, private_folder
 
-__all__ = ["Store"]
+__all__ = ["DATABASE", "Store", "new_batch_id", "new_file_id"]
 
 VERSION: Final = 1
 _CREATE: Final = """
@@ -33,19 +36,34 @@ CREATE INDEX files_of ON files (owner, seq);
 CREATE INDEX batches_of ON batches (owner, seq);
 CREATE INDEX unfinished ON batches (is_over, seq);
 """
+DATABASE: Final = "batches.sqlite"
+# The names that llamasup gives to files and batches. Others may be of the user, and stay.
+_IS_CONTENT: Final = re.compile(r"file-[0-9a-f]{24}|\.file-[0-9a-f]{24}\.part").fullmatch
+_IS_RUN: Final = re.compile(r"batch_[0-9a-f]{24}").fullmatch
 _file = msgspec.json.Decoder(StoredFile).decode
 _batch = msgspec.json.Decoder(StoredBatch).decode
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
 
 
 class Store:
     """Opens or creates the folder. Raises Conflict if another llamasup uses it, and FolderUnusable."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = private_folder(folder)
-        self._contents = private_folder(folder / "files")
-        self._runs = private_folder(folder / "running")
-        path = folder / "batches.sqlite"
+        self.folder = given_folder(folder, DATABASE)
+        self._contents = folder / "files"
+        self._runs = folder / "running"
+        self._arriving: dict[str, tuple[str, int]] = {}  # by id: the owner, and the bytes so far
+        path = folder / DATABASE
         with self._mapped_errors():
+            # Before all else: a folder that has it belongs to llamasup.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             try:
                 self._lock = claim_file(folder / "lock")
             except Claimed:
@@ -53,19 +71,23 @@ class Store:
                     f"Another llamasup serves the batches in {str(folder)!r}.",
                     remedy="End the other llamasup, or serve with a config that has another batches.folder.",
                 ) from None
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")  # a client that has got an id finds it again
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version > VERSION:
                 raise FolderUnusable(
                     f"{str(path)!r} is from a newer llamasup (version {version}; this one knows {VERSION}).",
                     remedy="Upgrade llamasup, or set another batches.folder.",
                 )
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
+            if not {"files", "batches"} <= tables if version else tables:
+                raise self._unusable(f"its {DATABASE} belongs to another program")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")  # a client that has got an id finds it again
             if version == 0:
                 self._db.executescript(f"BEGIN; {_CREATE} PRAGMA user_version = {VERSION}; COMMIT;")
-        self._remove_leftovers()
+        private_folder(self._contents)
+        private_folder(self._runs)
+        self._reconcile()
 
     def close(self) -> None:
         self._db.close()
@@ -82,11 +104,25 @@ class Store:
         """Where it is while it is being written."""
         return self._contents / f".{file_id}.part"
 
+    def reserve(self, file_id: str, owner: str, size: int, settings: Batches) -> None:
+        """Count a file that arrives, with its size so far, until ``add_file`` or ``release``.
+
+        Raises FileLimit and StorageLimit.
+        """
+        others = [arrives for id_, arrives in tuple(self._arriving.items()) if id_ != file_id]
+        files = 1 + self.count_files(owner) + sum(one == owner for one, _ in others)
+        check_room(settings, size, files, size + self.held_bytes() + sum(held for _, held in others))
+        self._arriving[file_id] = owner, size
+
+    def release(self, file_id: str) -> None:
+        """Count a file that arrived no longer. Any thread may call this: it is one step of a dict."""
+        self._arriving.pop(file_id, None)
+
     def add_file(self, file: StoredFile) -> None:
         """Its content is complete in ``part_path_of``."""
-        self._publish(file.id)
-        with self._transaction():
-            self._insert_file(file)
+        with self._adding([file]):
+            pass
+        self.release(file.id)
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         rows = self._rows("SELECT value FROM files WHERE owner = ? AND id = ?", owner, file_id)
@@ -133,11 +169,7 @@ class Store:
 
     def save_batch(self, batch: StoredBatch, new_files: Sequence[StoredFile] = ()) -> None:
         """Add or replace it, together with files whose contents are complete in ``part_path_of``."""
-        for file in new_files:
-            self._publish(file.id)
-        with self._transaction():
-            for file in new_files:
-                self._insert_file(file)
+        with self._adding(new_files):
             self._db.execute(
                 "INSERT INTO batches (id, owner, input, is_over, ended_at, value) VALUES (?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET is_over = excluded.is_over,"
@@ -197,11 +229,11 @@ class Store:
     def remove_run(self, batch_id: str) -> None:
         shutil.rmtree(self._runs / batch_id, ignore_errors=True)
 
-    # --- the end
+    # --- removing
 
     def remove_expired(self, now_s: int, batches_before_s: int) -> int:
         """Remove files whose time is over, unless a batch reads them, and batches that were over before
-        ``batches_before_s``. Returns the number of files.
+        ``batches_before_s``, and contents that belong to none. Returns the number of files that expired.
         """
         rows = self._rows(
             "SELECT id FROM files WHERE expires_at <= ? AND NOT EXISTS"
@@ -212,32 +244,52 @@ class Store:
             self.remove_file(file_id)
         with self._transaction():
             self._db.execute("DELETE FROM batches WHERE is_over = 1 AND ended_at <= ?", (batches_before_s,))
+        self._reconcile()
         return len(rows)
 
     # --- private
 
-    def _insert_file(self, file: StoredFile) -> None:
-        self._db.execute(
-            "INSERT INTO files (id, owner, purpose, bytes, expires_at, value) VALUES (?, ?, ?, ?, ?, ?)",
-            (file.id, file.owner, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
-        )
+    @contextmanager
+    def _adding(self, files: Sequence[StoredFile]) -> Iterator[None]:
+        """Add files, contents and rows, together with the changes of the block: all of them, or nothing."""
+        published: list[Path] = []
+        try:
+            with self._transaction():
+                for file in files:
+                    self._db.execute(
+                        "INSERT INTO files (id, owner, purpose, bytes, expires_at, value)"
+                        " VALUES (?, ?, ?, ?, ?, ?)",
+                        (
+                            *(file.id, file.owner, file.purpose, file.bytes, file.expires_at),
+                            msgspec.json.encode(file),
+                        ),
+                    )
+                yield
+                for file in files:
+                    native.replace(self.part_path_of(file.id), self.path_of(file.id))
+                    published.append(self.path_of(file.id))
+                native.sync_folder(self._contents)
+        except BaseException:
+            for path in published:
+                path.unlink(missing_ok=True)
+            raise
 
-    def _publish(self, file_id: str) -> None:
-        with self._mapped_errors():
-            native.replace(self.part_path_of(file_id), self.path_of(file_id))
-            native.sync_folder(self._contents)
+    def _reconcile(self) -> None:
+        """Remove contents that have no row, and folders of batches that are over.
 
-    def _remove_leftovers(self) -> None:
-        """Contents without a file: an earlier llamasup was killed during an upload, or before it noted it."""
+        They are left behind by a kill, or by a disk that was full. Files of others stay.
+        """
         known = {id_ for (id_,) in self._rows("SELECT id FROM files")}
+        known |= {self.part_path_of(file_id).name for file_id in tuple(self._arriving)}
         unfinished = {id_ for (id_,) in self._rows("SELECT id FROM batches WHERE is_over = 0")}
         with self._mapped_errors():
             for path in self._contents.iterdir():
-                if path.name not in known:
-                    path.unlink()
+                if _IS_CONTENT(path.name) and path.name not in known:
+                    with suppress(OSError):  # the next look removes it
+                        native.try_remove(path)
             for path in self._runs.iterdir():
-                if path.name not in unfinished:
-                    shutil.rmtree(path)
+                if _IS_RUN(path.name) and path.name not in unfinished:
+                    self.remove_run(path.name)
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._mapped_errors():

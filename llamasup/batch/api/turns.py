@@ -7,8 +7,6 @@ from typing import Final
 
 from llamasup.batch.api.objects import StoredBatch
 
-__all__ = ["TURN_S", "next_batch"]
-
 TURN_S: Final = 300.0
 """How long a batch runs while other clients have batches. Ending a turn costs the answers in flight."""
 

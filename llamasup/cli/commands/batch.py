@@ -22,8 +22,8 @@ from llamasup.cli.output.view import View, duration_text, plural
 from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
-    from llamasup.batch.engine import Progress
     from llamasup.batch.job import Job, Prepared
+    from llamasup.batch.progress import Progress
     from llamasup.cli.output.batch_view import BatchLines
 
 __all__ = ["cancel", "commands", "list_", "resume", "run", "status"]
@@ -201,8 +201,9 @@ def status(name: Name, json: o.Json = False) -> int:
             write_json(found)
             return
         over = found["done"] + found["failed"]
+        state = found["state"] + (f", waiting ({found['waiting']})" if found["waiting"] else "")
         write_result(
-            f"{found['id']} {found['state']}: {over} of {plural(found['total'], 'line')},"
+            f"{found['id']} {state}: {over} of {plural(found['total'], 'line')},"
             f" {found['failed']} failed\n  input   {found['input']}\n  output  {found['output']}"
         )
 
@@ -310,7 +311,7 @@ async def _serve(job: Job, prepared: Prepared, shown: BatchLines) -> tuple[Progr
     async with server_of(job) as (url, api_key):
         client = BatchClient(url, api_key=api_key)
         try:
-            await prepared.check_models(client)
+            await prepared.check_models(client, shown.waits)
             options = EngineOptions(job.concurrency, only_between=job.window)
             engine = prepared.run(client, options, shown.moved)
             await engine.run()

@@ -87,11 +87,11 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
         path = find_config(file, os.environ)
         try:
             reading, issues = read(path, os.environ)
-            unchecked = ""
+            unchecked, shared = "", tuple[tuple[str, ...], ...]()
             is_readable = not issues
             issues += environment_issues(reading, os.environ)
             if is_readable:  # otherwise models would be checked with the defaults of invalid values
-                wrong, unchecked = model_issues(reading, os.environ, issues)
+                wrong, unchecked, shared = model_issues(reading, os.environ, issues)
                 issues += wrong
             if issues:
                 raise ConfigIssues(str(path), issues)
@@ -102,9 +102,13 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
             write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
             return error.exit_code
         if json:
-            write_json({"ok": True, "file": path_text(str(path)), "mistakes": []})
+            done = {"ok": True, "file": path_text(str(path)), "mistakes": []}
+            write_json({**done, "one_process": list(map(list, shared))})
         else:
             view.say("info", "config", f"{printable(str(path))} is valid: {_summary(reading.config)}.")
+            for names in shared:
+                text = f"One process serves {' and '.join(names)}, with the settings of all."
+                view.say("info", "config", text)
             if unchecked:
                 view.say("info", "config", f"The models were not checked: {unchecked}")
         return 0
@@ -148,7 +152,10 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text.encode(), mode=0o644)
     except OSError as error:
-        raise OutputFailed(f"Cannot write the config to {str(path)!r}: {error.strerror or error}.") from None
+        raise OutputFailed(
+            f"Cannot write the config to {str(path)!r}: {error.strerror or error}.",
+            remedy="Give another --output, or - for standard output.",
+        ) from None
     return path
 
 

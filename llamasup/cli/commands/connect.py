@@ -215,16 +215,17 @@ def _write(
     view: View, path: Path, client: Client, settings: Settings, key: str, *, show: bool
 ) -> Path | None:
     """Change the file; returns the file before, if there was one and it changes."""
-    from llamasup.connect.merge import CannotMerge, difference, merged
+    from llamasup.connect.merge import CannotMerge, difference, has_key, merged
+    from llamasup.system.native import native
     from llamasup.system.storage.folders import atomic_write, read_bounded
 
     path = path.expanduser()
     target = path.resolve()  # a link, such as one to a repository of settings, stays
-    before, mode = b"", 0o600
+    before, mode, is_open = b"", 0o600, False
     try:
         if target.exists():
             before, status = read_bounded(target, _MAX_BYTES + 1)
-            mode = status.st_mode & 0o777
+            mode, is_open = status.st_mode & 0o777, native.is_open_to_others(status)
     except OSError as error:
         raise _unwritable(path, error) from None
     if len(before) > _MAX_BYTES:
@@ -236,20 +237,27 @@ def _write(
         raise _unchanged(path, "it is not UTF-8") from None
     except CannotMerge as error:
         raise _unchanged(path, str(error)) from None
-    if after == text:
-        view.say("info", "connect", f"{path} has these settings already.")
-        return None
-    if show:
+    closed = mode & 0o700 if is_open and has_key(after, key) else mode
+    backup = None
+    if show and after != text:
         write_result(difference(text, after, str(path), key).rstrip("\n"))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        backup = _backup(target, before, mode) if before else None
-        atomic_write(target, after.encode(), mode=mode)
+        if after != text:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            backup = _backup(target, before, closed) if before else None  # it may have an earlier key
+            atomic_write(target, after.encode(), mode=closed)
+        elif closed != mode:
+            target.chmod(closed)
     except OSError as error:
         raise _unwritable(path, error) from None
-    view.say("info", "connect", f"Wrote {path}")
+    view.say("info", "connect", f"{path} has these settings already." if after == text else f"Wrote {path}")
     if backup is not None:
         view.say("info", "connect", f"  → The file before is {backup}")
+    if closed != mode:
+        what = (
+            f"  → Only you can access it now, because it has the key (mode {closed:04o}, before {mode:04o})"
+        )
+        view.say("info", "connect", what)
     return backup
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +17,12 @@ from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import whole_number
-from llamasup.cli.output.error_report import show_error
+from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.results import write_bytes, write_json, write_result
 from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
-from llamasup.cli.target import TargetOptions, models_to_show, with_client
+from llamasup.cli.target import TargetOptions, models_to_show, with_client, with_each_client
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.pool.state import AWAY
 from llamasup.system.text import printable
@@ -54,6 +54,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
 Now = Annotated[bool, typer.Option("--now", help="Abort the requests in flight.")]
 WaitForExit = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")]
+OwnLines = Annotated[bool, typer.Option("--own", help="What llamasup has said itself, not a llama-server.")]
 Lines = Annotated[
     int,
     typer.Option(
@@ -69,24 +70,29 @@ Lines = Annotated[
 @commands.command()
 @takes_groups
 def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
-    """List the models of a running llamasup.
+    """List the models of a running llamasup, or of all if several run.
 
     The table shows state, size, device, slots and restarts.
     """
 
-    def act(view: View, client: ControlClient) -> None:
+    found = list[Mapping[str, Any]]()
+
+    def act(view: View, client: ControlClient, which: str) -> None:
         status = client.status()
+        found.append(status)
         if json:
-            write_json(status)
             return
+        if which:
+            write_result(which)
         shown, left_out = models_to_show(status, all_=all_)
         if shown:
             write_result(models_table(shown, stdout_columns()))
         elif not left_out:
-            _say(view, "There are no models yet")
-        _say_left_out(view, left_out, any_shown=bool(shown))
+            _say(view, f"{which}: no models yet" if which else "There are no models yet")
+        _say_left_out(view, left_out, any_shown=bool(shown), which=which)
 
-    return with_client(target, act)
+    code = with_each_client(target, act)
+    return code if not (json and found) else code or guarded(lambda _: write_json(_together(found)))
 
 
 @commands.command()
@@ -235,7 +241,7 @@ def reload(
         text = _changes_text(changes) or "No changes"
         _say(view, "The configuration is being read again" if no_wait else text)
         if later := changes.get("next_start"):
-            view.say("warning", "control", f"{', '.join(later)}: changed; the next start uses the new values")
+            view.say("warning", "control", f"Restart llamasup to apply: {', '.join(later)}")
 
     return with_client(target, act)
 
@@ -280,16 +286,32 @@ def logs(
     target: TargetOptions,
     follow: Follow = False,
     lines: Lines = 200,
+    own: OwnLines = False,
 ) -> int:
-    """Show the llama-server log of a model."""
+    """Show the log of a model's llama-server, or of llamasup."""
 
     def act(view: View, client: ControlClient) -> None:
-        pieces = client.log(_named(client, model), lines=lines, follow=follow)
+        if own and model is not None:
+            raise UsageInvalid(
+                f"--own shows the lines of llamasup itself, not those of {model!r}.",
+                remedy="Leave one of them out.",
+            )
+        pieces = client.log(None if own else _named(client, model), lines=lines, follow=follow)
         for piece in _printable(pieces) if sys.stdout.isatty() else pieces:
             if not write_bytes(piece):
                 return  # the reader has closed the pipe
 
     return with_client(target, act)
+
+
+def _together(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The status of the only llamasup, or the models of all, each with the process of its llamasup."""
+    if len(found) == 1:
+        return found[0]
+    return {
+        "models": [{**model, "pid": status["pid"]} for status in found for model in status["models"]],
+        "llamasups": [{name: status[name] for name in status if name != "models"} for status in found],
+    }
 
 
 def _changes_text(changes: Mapping[str, Any]) -> str:
@@ -323,11 +345,12 @@ def _named(client: ControlClient, model: str | None) -> str:
     )
 
 
-def _say_left_out(view: View, count: int, *, any_shown: bool) -> None:
+def _say_left_out(view: View, count: int, *, any_shown: bool, which: str = "") -> None:
     if count:
         models = plural(count, "model")
         text = f"{models} not loaded" if any_shown else f"None of {models} is loaded"
-        _say(view, f"{text}: --all lists {'them' if count > 1 else 'it'}")
+        of = f"{which}: " if which else ""
+        _say(view, f"{of}{text}: --all lists {'them' if count > 1 else 'it'}")
 
 
 def _exit_waiter(client: ControlClient) -> Callable[[], None]:

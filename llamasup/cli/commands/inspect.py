@@ -83,11 +83,12 @@ def inspect(models: Models, json: o.Json = False) -> int:
 
 def _inspect(name: str, *, allow_empty: bool) -> _Inspected:
     """Text output refuses an empty folder, which is most likely the wrong one; JSON shows an empty list."""
+    from llamasup.models.by_name import file_of
     from llamasup.planning.facts import find_model
 
     path = Path(name)
     try:
-        path = find_model(name)
+        path = find_model(file_of(name))
         found = list_models(path) if path_kind(path) is PathKind.FOLDER else read_model(path)
         if isinstance(found, ModelFolder) and not found.models and not allow_empty:
             raise _no_models(path, found)

@@ -6,6 +6,7 @@ import difflib
 import secrets
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,6 +20,7 @@ from llamasup.auth.key_file import (
     key_line,
     read_key_lines,
     stored_form,
+    with_rights,
     without_line,
 )
 from llamasup.auth.key_source import PROCESS_SALT
@@ -58,9 +60,13 @@ Rights = Annotated[
     str,
     typer.Option(
         "--rights",
-        parser=one_of("inference", "control", "inference,control", "control,inference"),
-        metavar="inference|control|inference,control",
-        help="Whether the key may use the models, the control API, or both.",
+        parser=one_of(
+            *("inference", "control", "inference,control", "control,inference"),
+            *("inference,node", "inference,control,node"),
+        ),
+        metavar="inference|control|node,…",
+        help="Whether the key may use the models, the control API, or both; inference,node: for another "
+        "llamasup that names this one as a node.",
     ),
 ]
 RequestsPerMinute = Annotated[
@@ -120,16 +126,15 @@ def new(
 
     def act(view: View) -> None:
         path = _path(file)
-        api_key = ApiKey(
+        named = ApiKey(
             checked_name(name),
             b"",
             b"",
-            infers="inference" in rights,
-            controls="control" in rights,
             limits=KeyLimits(rpm, concurrent, tpm),
             priority=cast("Priority", priority),
             models=() if models is None else checked_models(models),
         )
+        api_key = with_rights(named, rights)
         if api_key.models and not api_key.infers:
             raise UsageInvalid(
                 f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
@@ -145,9 +150,10 @@ def new(
         def add(text: str | None) -> str:
             lines = _lines(text, path)
             if name in (line.key.name for line in lines):
+                revoking = f"llamasup key revoke {name}{_option(path)}"
                 raise UsageInvalid(
                     f"{str(path)!r} already has a key {name!r}.",
-                    remedy=f"Choose another name, or revoke that key: llamasup key revoke {name}",
+                    remedy=f"Choose another name, or revoke that key: {revoking}",
                 )
             before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
             return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), api_key)}\n"
@@ -155,6 +161,7 @@ def new(
         is_new = not path.exists()
         change_key_file(path, add)
         _say(view, f"Added the key {name!r} to {path}")
+        _say_restarts(view, path)
         if is_new:
             _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
         if hashed:
@@ -210,6 +217,7 @@ def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
 
         change_key_file(path, remove)
         _say(view, f"Removed the key {name!r} from {path}")
+        _say_restarts(view, path)
         if was_last:
             _say(
                 view,
@@ -219,6 +227,16 @@ def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
             write_json({"name": name, "file": str(path), "revoked": True})
 
     return guarded(act)
+
+
+def _say_restarts(view: View, path: Path, units: Path = Path("/etc/systemd/system")) -> None:
+    """A system service gets a copy of the file when it starts."""
+    wanted = f":{str(path.resolve()).replace('%', '%%')}"
+    for unit in sorted(units.glob("llamasup*.service")):
+        with suppress(OSError, UnicodeDecodeError):
+            lines = unit.read_text("utf-8").splitlines()
+            if any(line.startswith("LoadCredential=") and line.endswith(wanted) for line in lines):
+                _say(view, f"  → {unit.stem} reads the file when it starts: systemctl restart {unit.stem}")
 
 
 _HEADINGS = ("NAME", "RIGHTS", "RPM", "CONCURRENT", "TPM", "PRIORITY", "MODELS", "HASHED")
@@ -239,7 +257,7 @@ def _row(line: KeyLine) -> Sequence[str]:
 def _facts(key: ApiKey, hashed: bool) -> dict[str, Any]:
     return {
         "name": key.name,
-        "rights": [right for right, has in (("inference", key.infers), ("control", key.controls)) if has],
+        "rights": list(key.rights),
         "rpm": key.limits.requests_per_minute,
         "concurrent": key.limits.concurrent,
         "tpm": key.limits.tokens_per_minute,
@@ -264,10 +282,15 @@ def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
     if near:
         remedy = one_of_these(map(repr, near))
     elif known:
-        remedy = "List the keys with `llamasup key list`."
+        remedy = f"List the keys with `llamasup key list{_option(path)}`."
     else:
         remedy = "The file contains no keys."
     return UsageInvalid(f"{str(path)!r} has no key {name[:64]!r}.", remedy=remedy)
+
+
+def _option(path: Path) -> str:
+    """The option of a command for this file; empty for the default one."""
+    return "" if path == default_key_file() else f" --file {shlex.quote(str(path))}"
 
 
 def _path(file: Path | None) -> Path:

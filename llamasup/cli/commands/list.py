@@ -17,11 +17,14 @@ from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import LlamasupError, ModelMissing
+from llamasup.gguf.facts import ModelFacts, is_served
+from llamasup.models.access import output_modalities, resolved
 from llamasup.models.attachments import Attachments
+from llamasup.models.by_name import default_folders
+from llamasup.models.found import FoundModel
 from llamasup.models.registry import Problem, Registry, build
-from llamasup.models.search import Search, cache_folders, search_models
+from llamasup.models.search import Search, search_models
 from llamasup.models.spec import ModelSpec
-from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.system.text import memory_text, path_text, printable
 
@@ -39,30 +42,37 @@ Folders = Annotated[
 ]
 
 
+All = Annotated[bool, typer.Option("--all", help="Also list broken files, and files that are no models.")]
+
+
 @commands.command("list")
-def list_models(folders: Folders = None, json: o.Json = False) -> int:
+def list_models(folders: Folders = None, all_: All = False, json: o.Json = False) -> int:
     """List the models on this machine by name.
 
     If a folder cannot be read, the models of the other folders are still listed.
     """
 
     def act(view: View) -> int:
-        paths = tuple(map(expanded, folders)) if folders else _default_folders()
+        paths = tuple(map(expanded, folders)) if folders else default_folders()
         errors = {path: error for path in paths if (error := _file_error(path)) is not None}
         search = search_models([path for path in paths if path not in errors])
         errors |= {Path(path): error for path, error in search.missing.items()}
         registry = build((), search.found)
+        specs = [spec for spec in registry.specs.values() if all_ or not spec.unlisted]
+        others = [file for file in search.found if _is_other(file)] if all_ else []
         if json:
-            write_json(_as_json(registry, search, paths))
+            write_json(_as_json(specs, others, registry, search, paths))
         else:
-            if registry.specs:
-                write_result(_as_text(registry, Attachments.among(search.found)))
+            if specs or others:
+                write_result(_as_text(specs, others, Attachments.among(search.found)))
             elif len(errors) < len(paths) or not paths:
                 shown = ", ".join(printable(str(path)) for path in paths)
                 text = f"llamasup: no models in {shown or 'any of the default folders'}"
                 remedy = "Give a folder: llamasup list FOLDER; or download a model: llamasup pull org/repo"
                 view.say("info", "empty", error_text(text, remedy))
             for problem in _unlisted_problems(registry):
+                if problem.quiet and not all_:
+                    continue
                 view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
             for note in search.notes:
                 view.say("warning", "left_out", f"llamasup: {printable(note)}")
@@ -72,17 +82,16 @@ def list_models(folders: Folders = None, json: o.Json = False) -> int:
     return guarded(act)
 
 
-def _default_folders() -> tuple[Path, ...]:
-    caches = cache_folders(("huggingface", "llama.cpp"), os.environ)
-    folders = dict.fromkeys((models_folder(), *caches))
-    return tuple(folder for folder in folders if path_kind(folder) is not PathKind.NOTHING)
-
-
 def _file_error(path: Path) -> LlamasupError | None:
     if path_kind(path) is not PathKind.FILE:
         return None
     use = f"llamasup inspect {shlex.quote(str(path))}"
     return ModelMissing(f"{path} is a file; list takes folders.", remedy=f"Run: {use}")
+
+
+def _is_other(file: FoundModel) -> bool:
+    """Whether it is a file that can be read, and no model by itself."""
+    return not isinstance(file.outcome, LlamasupError) and not is_served(file.outcome)
 
 
 def _unlisted_problems(registry: Registry) -> list[Problem]:
@@ -93,15 +102,15 @@ def _unlisted_problems(registry: Registry) -> list[Problem]:
 # --- as text ---------------------------------------------------------------------------------------
 
 
-def _as_text(registry: Registry, attachments: Attachments) -> str:
+def _as_text(specs: Sequence[ModelSpec], others: Sequence[FoundModel], attachments: Attachments) -> str:
     rows = [("NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE")]
-    for spec in registry.specs.values():
+    for spec in specs:
         facts = spec.listed
         if facts is None:
             problem = spec.problem.removeprefix(f"{spec.source}: ")
-            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {problem}")))
+            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec.source)}: {problem}")))
             continue
-        where = _shown_path(spec)
+        where = _shown_path(spec.source)
         if (projector := spec.projector) is not None:
             where += f", with {PurePath(projector).name}"
         if adapters := attachments.adapters.get(spec.source):
@@ -109,22 +118,42 @@ def _as_text(registry: Registry, attachments: Attachments) -> str:
         context = f"{facts.context_length:,}" if facts.context_length else ""
         size = memory_text(facts.file_bytes)
         rows.append((spec.id, str(facts.model_class), size, facts.quantization, context, printable(where)))
+    for file in others:
+        facts = _facts(file)
+        where = ": ".join(filter(None, (_shown_path(file.path), facts.contents)))
+        row = (_name(file), str(facts.model_class), memory_text(facts.file_bytes), facts.quantization)
+        rows.append((*row, "", printable(where)))
     return table(rows, indent="", columns=stdout_columns())
 
 
-def _shown_path(spec: ModelSpec) -> str:
+def _name(file: FoundModel) -> str:
+    return file.ids[0] if file.ids else printable(PurePath(file.path).name)
+
+
+def _facts(file: FoundModel) -> ModelFacts:
+    assert not isinstance(file.outcome, LlamasupError)
+    return file.outcome
+
+
+def _shown_path(path: str) -> str:
     home = (os.environ.get("HOME") or os.environ.get("USERPROFILE", "")).rstrip(os.sep)
-    is_at_home = bool(home) and spec.source.startswith(f"{home}{os.sep}")
-    return f"~{spec.source.removeprefix(home)}" if is_at_home else spec.source
+    is_at_home = bool(home) and path.startswith(f"{home}{os.sep}")
+    return f"~{path.removeprefix(home)}" if is_at_home else path
 
 
 # --- as JSON ---------------------------------------------------------------------------------------
 
 
-def _as_json(registry: Registry, search: Search, folders: Sequence[Path]) -> Mapping[str, Any]:
+def _as_json(
+    specs: Sequence[ModelSpec],
+    others: Sequence[FoundModel],
+    registry: Registry,
+    search: Search,
+    folders: Sequence[Path],
+) -> Mapping[str, Any]:
     attachments = Attachments.among(search.found)
     return {
-        "models": [_model(spec, attachments) for spec in registry.specs.values()],
+        "models": [*(_model(spec, attachments) for spec in specs), *map(_other, others)],
         "problems": [
             {
                 "message": printable(problem.message),
@@ -152,13 +181,33 @@ def _model(spec: ModelSpec, attachments: Attachments) -> Mapping[str, Any]:
         return {**common, "class": None}
     return {
         **common,
+        **_described(facts),
+        "output_modalities": output_modalities(facts, resolved(spec).works),
+        "projector": None if projector is None else path_text(projector),
+        "adapters": [path_text(path) for path in attachments.adapters.get(spec.source, ())],
+    }
+
+
+def _other(file: FoundModel) -> Mapping[str, Any]:
+    common = {"id": _name(file), "path": path_text(file.path)}
+    return {
+        **common,
+        "aliases": [],
+        "problem": None,
+        **_described(_facts(file)),
+        "projector": None,
+        "adapters": [],
+    }
+
+
+def _described(facts: ModelFacts) -> Mapping[str, Any]:
+    return {
         "class": facts.model_class.value,
         "architecture": facts.architecture,
+        "contents": facts.contents or None,
         "file_bytes": facts.file_bytes,
         "files": facts.split.count,
         "quantization": facts.quantization,
         "parameters": facts.parameters,
         "context_length": facts.context_length,
-        "projector": None if projector is None else path_text(projector),
-        "adapters": [path_text(path) for path in attachments.adapters.get(spec.source, ())],
     }

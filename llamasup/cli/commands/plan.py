@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,13 +45,15 @@ def plan(
 
     The command starts nothing.
     """
+    from llamasup.models.by_name import file_of
     from llamasup.planning.attempts import Planner
     from llamasup.planning.facts import prepare
+    from llamasup.system.process.run_folder import scratch_folder
 
     def act(view: View) -> None:
         with while_waiting(view, "reading the options of the runtime"):
-            launch = prepare(model, settings, runtime=runtime, environ=os.environ)
-        with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
+            launch = prepare(file_of(model), settings, runtime=runtime, environ=os.environ)
+        with scratch_folder() as folder:
             planner = Planner(launch, Path(folder))
             admission = planner.admission(1)
         if json:
@@ -76,7 +77,7 @@ def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | No
     inherited = [f"  {name}={value}" for name, value in environment if name not in reasons]
     explained = [(f"{name}={value}", reasons[name]) for name, value in environment if name in reasons]
     sections = [
-        f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
+        f"{launch.model_id}: {printable(model.architecture)} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
         "Command line:\n  " + shlex.join(plan.argv),
         "Why:\n" + _reasons_table(passed, columns),

@@ -31,7 +31,7 @@ Models = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL...",
-        help="org/repo[:QUANT], a URL, or a file in the models folder.",
+        help="A name of `llamasup list`, org/repo[:QUANT], a URL, or a file in the models folder.",
         show_default=False,
     ),
 ]

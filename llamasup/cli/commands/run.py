@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.garbage import collect_again
@@ -36,7 +37,12 @@ def run(
     settings: o.ModelSettings,
     serving: o.Serving,
     batches: Annotated[
-        bool, typer.Option("--batches", help="Serve /v1/files and /v1/batches, the API for batches.")
+        bool,
+        typer.Option(
+            "--batches",
+            help="Serve /v1/files and /v1/batches, the API for batches.",
+            rich_help_panel=o.ACCESS,
+        ),
     ] = False,
     foreground: o.Foreground,
     parent: o.ParentProgram,
@@ -69,9 +75,15 @@ def run(
         )
         return partial(Service, options)
 
-    def download(view: View) -> None:
+    def find_or_download(view: View) -> None:
         from llamasup.downloads.reference import is_reference
+        from llamasup.models.by_name import file_of
 
+        nonlocal model, settings
+        if (found := file_of(model)) != model:
+            if not settings.alias and not model.lower().endswith(".gguf"):
+                settings = replace(settings, alias=model)
+            model = found
         if is_reference(model):
             from llamasup.cli.commands.pull import ensure_downloaded
 
@@ -80,5 +92,5 @@ def run(
 
     output = OutputOptions(**parent, **logging)
     return serve_until_stopped(
-        prepare, output, ctx.obj, "checking the model and the machine", before_serving=download
+        prepare, output, ctx.obj, "checking the model and the machine", before_serving=find_or_download
     )

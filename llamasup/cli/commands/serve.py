@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,6 +26,8 @@ __all__ = ["commands", "serve_models", "with_overrides"]
 
 commands = command_set()
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 @commands.command()
 @takes_groups
@@ -33,8 +36,9 @@ def serve(
     *,
     config: o.ConfigFile = None,
     watch: o.Watch = False,
-    overrides: o.ConfigOverrides,
     runtime: o.RuntimeOption = None,
+    defaults: o.ModelDefaults,
+    overrides: o.ConfigOverrides,
     parent: o.ParentProgram,
     logging: o.Logging,
 ) -> int:
@@ -44,7 +48,15 @@ def serve(
     output = OutputOptions(**parent, **logging)
     if parent["sidecar"] and overrides["port"] is None:
         overrides["port"] = 0
-    return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **overrides)
+    return serve_models(
+        config,
+        output,
+        began_s=ctx.obj,
+        watch=watch,
+        defaults={field: value for field, value in defaults.items() if o.was_given(ctx, field)},
+        runtime=runtime,
+        **overrides,
+    )
 
 
 def serve_models(
@@ -55,6 +67,7 @@ def serve_models(
     models_dir: tuple[str, ...],
     watch: bool,
     token_file: Path | None,
+    defaults: Mapping[str, Any] = NOTHING,
     **options: Any,
 ) -> int:
     """Serve until stopped. A value in ``options`` replaces the config's.
@@ -79,14 +92,16 @@ def serve_models(
         is_named = config_file is not None or bool(os.environ.get(VARIABLE))
         path = find_config(config_file, os.environ) if is_named or not folders else None
 
+        def adjust(config: Config) -> Config:
+            return with_overrides(config, folders, watch=watch, token_file=token_file, defaults=defaults)
+
         def read() -> Config:
-            config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
-            return with_overrides(config, folders, watch=watch, token_file=token_file)
+            return adjust(Config() if path is None else load(path, os.environ, more_models=bool(folders)))
 
         options = serve_options(
             read,
             config_file=path,
-            adjust=lambda config: with_overrides(config, folders, watch=watch, token_file=token_file),
+            adjust=adjust,
             more_models=bool(folders),
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
@@ -102,7 +117,12 @@ def serve_models(
 
 
 def with_overrides(
-    config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None
+    config: Config,
+    folders: tuple[Path, ...],
+    *,
+    watch: bool,
+    token_file: Path | None,
+    defaults: Mapping[str, Any] = NOTHING,
 ) -> Config:
     """``config`` with the values of the command line. Called each time that the config is read."""
     from msgspec import structs
@@ -119,4 +139,5 @@ def with_overrides(
         models_dir=(*config.models_dir, *folders),
         watch=config.watch or watch,
         downloads=downloads,
+        defaults=structs.replace(config.defaults, **defaults),
     )

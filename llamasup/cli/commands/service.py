@@ -266,10 +266,11 @@ class _UnitArguments:
             )
         run_only = self.flags.keys() - {*_SERVE_FIELDS, *_UNIT_FIELDS}
         if run_only:
-            flag = min(self.flags[field] for field in run_only)
+            flags, one = sorted(self.flags[field] for field in run_only), len(run_only) == 1
             raise UsageInvalid(
-                f"{flag} needs MODEL: with --config or --models-dir it is a setting of the config.",
-                remedy="Set it in the config (docs/configuration.md).",
+                f"{', '.join(flags)} {'needs' if one else 'need'} MODEL: with --config or --models-dir "
+                + ("it is a setting of the config." if one else "they are settings of the config."),
+                remedy=f"Set {'it' if one else 'them'} in the config (docs/configuration.md).",
             )
         return self._serve_unit()
 
@@ -290,7 +291,7 @@ class _UnitArguments:
             given={option.field: self.values[option.field] for option in options},
             arguments=o.run_arguments,
             runtime=self.values["runtime"],
-            name=None if name is None else checked_name(name),
+            name=name,
             account=self._account,
         )
         return unit_for(request, os.environ)
@@ -299,21 +300,25 @@ class _UnitArguments:
         from llamasup.cli.commands.serve import with_overrides
         from llamasup.config import Config
         from llamasup.config.sources import find_config
-        from llamasup.service.systemd.installation import plain_path
+        from llamasup.service.systemd.installation import Obstacles, plain_path
         from llamasup.service.systemd.serve_unit import ServeRequest, serve_unit, service_environment
         from llamasup.system.storage.paths import expanded
 
-        self._account.check()
-        values = self.values
-        name = checked_name(values["name"] or _SERVE_NAME)
+        obstacles, values = Obstacles(), self.values
+        name = values["name"] or _SERVE_NAME
+        with obstacles:
+            self._account.check()
+        with obstacles:
+            checked_name(name)
         path = None if values["config"] is None else plain_path(find_config(values["config"], os.environ))
         environ = service_environment(name, self._account, os.environ)
         folders = tuple(plain_path(expanded(folder)) for folder in values["models_dir"])
-        config = (
-            Config()
-            if path is None
-            else _checked_config(path, environ, own_folders(name), more_models=bool(folders))
-        )
+        config = Config()
+        if path is not None:
+            # What the other checks use if the config has errors: it may have a key.
+            config = replace(config, auth=replace(config.auth, insecure_no_auth=True))
+            with obstacles:
+                config = _checked_config(path, environ, own_folders(name), more_models=bool(folders))
         given = {
             option.field: values[option.field] if option.field in self.flags else option.default
             for option in _SERVE_OPTIONS
@@ -331,7 +336,7 @@ class _UnitArguments:
             runtime=values["runtime"],
             account=self._account,
         )
-        return serve_unit(request, os.environ)
+        return serve_unit(request, os.environ, obstacles)
 
 
 def _checked_config(

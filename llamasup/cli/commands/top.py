@@ -28,7 +28,7 @@ from llamasup.cli.output.top_screen import (
     shown_lines,
 )
 from llamasup.cli.target import TargetOptions, models_to_show, with_client
-from llamasup.errors import LlamasupError
+from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -42,6 +42,7 @@ commands = command_set()
 
 REFRESH_S = 1.0
 ENDED = 20
+_ENDS = (ControlFailed, NotRunning, Stopping)
 _STYLES = {"heading": "bold", "chosen": "reverse", "dim": "dim", "warning": "yellow"}
 
 
@@ -58,7 +59,8 @@ def top(ctx: typer.Context, *, target: TargetOptions, json: o.Json = False) -> i
         if json:
             write_json(client.requests(ended=ENDED))
         elif sys.stdin.isatty() and stdout_columns() is not None:
-            _Top(client).run()
+            if not _Top(client).run():
+                view.say("info", "control", "llamasup has ended.")
         else:
             _print_once(client)
 
@@ -86,8 +88,8 @@ class _Top:
         self._status: Mapping[str, Any] = {"models": ()}
         self._requests: Mapping[str, Any] = {"live": (), "ended": ()}
 
-    def run(self) -> None:
-        """Until the user quits, or llamasup ends."""
+    def run(self) -> bool:
+        """Until the user quits; False: until llamasup ends."""
         from rich.console import Console
         from rich.live import Live
 
@@ -102,12 +104,30 @@ class _Top:
                 try:
                     key = keys.next(max(0.0, refreshed_s + REFRESH_S - monotonic()))
                 except EOFError:
-                    return
-                if key is not None and self._press(key):
-                    return
-                if key is None or monotonic() - refreshed_s >= REFRESH_S:
-                    self._refresh()
-                    refreshed_s = monotonic()
+                    return True
+                try:
+                    if key is not None and self._press(key):
+                        return True
+                    if key is None or monotonic() - refreshed_s >= REFRESH_S:
+                        self._refresh()
+                        refreshed_s = monotonic()
+                except _ENDS as error:
+                    if not self._has_ended(error):
+                        raise
+                    return False
+
+    def _has_ended(self, error: LlamasupError) -> bool:
+        """Whether llamasup is gone. It may also be suspended, or its connection may just have broken."""
+        for _ in range(2):
+            if not isinstance(error, ControlFailed):
+                break
+            try:
+                self._client.status()
+            except _ENDS as again:
+                error = again
+            else:
+                return False
+        return not isinstance(error, ControlFailed)
 
     def _refresh(self) -> None:
         self._status = _read_status(self._client)

@@ -74,9 +74,13 @@ def tune(
     it then. Ctrl-C stops, and the next call goes on.
     """
 
+    from llamasup.models.by_name import file_of
+
     def act(view: View) -> int:
+        nonlocal model
         if show and forget:
             raise UsageInvalid("--show and --forget exclude each other.", remedy="Leave one of them out.")
+        model = file_of(model)
         if show or forget:
             if forget:
                 _forget(view, model, as_json=json)

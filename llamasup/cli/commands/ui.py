@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +14,6 @@ from llamasup.cli.target import TargetOptions, with_client
 from llamasup.errors import FolderUnusable, OutputFailed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llamasup.cli.output.view import View
     from llamasup.control.client import ControlClient
 
@@ -47,19 +46,24 @@ def ui(ctx: typer.Context, *, target: TargetOptions, print_: Print = False) -> i
             return
         import webbrowser
 
-        if not webbrowser.open(_file_for(address).as_uri()):
+        if not webbrowser.open(_file_for(address, client.address.socket).as_uri()):
             raise OutputFailed("No browser could be opened.", remedy=_PRINT)
         view.say("info", "control", "The console is open in your browser")
 
     return with_client(target, act)
 
 
-def _file_for(address: str) -> Path:
-    """The file that the browser opens: its arguments must not contain the token."""
+def _file_for(address: str, socket: str | None) -> Path:
+    """The file that the browser opens: its arguments must not contain the token.
+
+    It is beside the ``socket``, in the run folder, which llamasup removes when it stops. A llamasup on
+    another machine has no such folder here.
+    """
     from llamasup.console.sign_in_file import write_sign_in_file
     from llamasup.system.process.run_folder import private_runtime_folder
 
     try:
-        return write_sign_in_file(private_runtime_folder(), address)
+        folder = private_runtime_folder() if socket is None else Path(socket).parent
+        return write_sign_in_file(folder, address)
     except (FolderUnusable, OSError) as error:
         raise OutputFailed(f"The file for the browser cannot be written: {error}", remedy=_PRINT) from error

@@ -59,7 +59,7 @@ def upgrade(
                 raise UsageInvalid("--dry-run needs a build.", remedy="Name it with --runtime PATH.")
             _show(client.upgrade_status(), json=json)
             return
-        with while_waiting(view, "reading the build" if dry_run else "proving the build"):
+        with while_waiting(view, "reading the build" if dry_run else "testing the new build"):
             answer = client.upgrade(_absolute(runtime), dry_run=dry_run)
         if dry_run:
             _show(answer, json=json)
@@ -110,7 +110,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"from   {_build(report['before'])}"
     yield f"to     {_build(report['runtime'])}"
     if report["state"] != "none":
-        yield f"state  {_STATES.get(report['state'], report['state'])}"
+        yield f"state  {_state(report)}"
     proof = report["proof"]
     if proof["requests"]:
         yield f"proof  {_proof(report)}"
@@ -122,7 +122,6 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 _STATES = {
     "reading": "the build is read",
-    "proving": "the build proves itself",
     "rolling_out": "the models get the build",
     "watching": "all models run the build; crashes are counted for an hour",
     "kept": "all models run the build",
@@ -130,6 +129,14 @@ _STATES = {
     "returning": "the models return to the old build",
     "returned": "the models have returned to the old build",
 }
+
+
+def _state(report: Mapping[str, Any]) -> str:
+    if report["state"] == "proving":
+        from llamasup.pool.upgrade.verdict import MOST_REQUESTS
+
+        return f"testing the new build ({report['proof']['requests']} of {MOST_REQUESTS} requests)"
+    return _STATES.get(str(report["state"]), str(report["state"]))
 
 
 def _proof(report: Mapping[str, Any]) -> str:

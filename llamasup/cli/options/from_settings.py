@@ -14,21 +14,23 @@ from llamasup.settings.declaration import Flag, Setting, settings_of
 from llamasup.settings.kinds import Boolean, Integer, IntegerOr, Kind, Many, OneOf, Time
 from llamasup.settings.model import ModelSettings, Settings
 
-__all__ = ["options_of_a_plan", "setting_option"]
-
 _DECLARED: Final = dict(settings_of(ModelSettings).values())
 _UNSET: Final = {field.name: field.default for field in structs.fields(Settings)}
 
 
-def options_of_a_plan() -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-    """The options of the settings that decide a plan, in two parts: those to show first, and the others."""
+def options_of_a_plan(*, checked: bool = False) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+    """The options of the settings that decide a plan, in two parts: those to show first, and the others.
+
+    ``checked``: their bounds are those of a config. Otherwise the plan of the model refuses a wrong number.
+    """
     flags = {field: setting.flag for field, setting in _DECLARED.items() if setting.flag is not None}
     of_plan = {field: flag for field, flag in flags.items() if not flag.of_service}
-    first = tuple(setting_option(field) for field, flag in of_plan.items() if flag.first)
-    return first, tuple(setting_option(field) for field, flag in of_plan.items() if not flag.first)
+    options = {field: setting_option(field, checked=checked) for field in of_plan}
+    first = tuple(options[field] for field, flag in of_plan.items() if flag.first)
+    return first, tuple(options[field] for field, flag in of_plan.items() if not flag.first)
 
 
-def setting_option(field: str) -> Option:
+def setting_option(field: str, *, checked: bool = False) -> Option:
     """The option of a setting that has a flag."""
     setting = _DECLARED[field]
     flag = setting.flag
@@ -44,7 +46,7 @@ def setting_option(field: str) -> Option:
         return many(
             name, flag.metavar, text, field=field, read=read, default=default, duplicates=kind.duplicates
         )
-    metavar, python_type, read = _reading(kind, flag)
+    metavar, python_type, read = _reading(kind, checked=checked or flag.checked, noun=flag.noun)
     return value_option(field, name, flag.metavar or metavar, text, default, python_type, read=read)
 
 
@@ -55,14 +57,14 @@ def _default(field: str, setting: Setting, flag: Flag) -> Any:
     return None if isinstance(setting.default, str) else setting.default
 
 
-def _reading(kind: Kind, flag: Flag) -> tuple[str, type, Any]:
+def _reading(kind: Kind, *, checked: bool, noun: str) -> tuple[str, type, Any]:
     """The usual metavar, the type for Typer, and the function that reads the text; None: no check."""
     match kind:
         case OneOf(choices):
             return "|".join(choices), str, one_of(*choices)
         case IntegerOr(_, choices):
-            return "|".join(("N", *choices)), str, partial(_integer_or, choices=choices, noun=flag.noun)
-        case Integer(minimum, maximum) if flag.checked:
+            return "|".join(("N", *choices)), str, partial(_integer_or, choices=choices, noun=noun)
+        case Integer(minimum, maximum) if checked:
             return "N", int, partial(whole_number, minimum=minimum, maximum=maximum)
         case Integer():
             return "N", int, whole_number

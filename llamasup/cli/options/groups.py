@@ -9,22 +9,27 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 
-from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
+from llamasup.cli.options.parsers import seconds, seconds_or_never, size, whole_number
+from llamasup.settings.units import Size
 
 __all__ = [
     "Group",
     "Option",
     "duration",
     "format_arguments",
+    "in_section",
     "many",
     "number",
     "path",
+    "size_limit",
     "switch",
     "takes_groups",
     "text",
@@ -48,6 +53,22 @@ class Option(Struct, frozen=True):
     typer_default: Any
     convert: Convert
     to_arguments: Callable[[Any], list[str]]
+    section: str = ""
+    """Its section of the help."""
+
+    @property
+    def shown_annotation(self) -> Any:
+        if not self.section:
+            return self.annotation
+        kind, info = get_args(self.annotation)
+        info = copy(info)  # another group may show it in another section
+        info.rich_help_panel = self.section
+        return Annotated[kind, info]
+
+
+def in_section(section: str, *options: Option) -> tuple[Option, ...]:
+    """These options in one section of the help."""
+    return tuple(replace(option, section=section) for option in options)
 
 
 class Group(Struct, frozen=True):
@@ -73,7 +94,7 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
                     option.field,
                     parameter.KEYWORD_ONLY,
                     default=option.typer_default,
-                    annotation=option.annotation,
+                    annotation=option.shown_annotation,
                 )
                 for option in group.options
             ]
@@ -123,6 +144,10 @@ def text(
 
 def number(flag: str, metavar: str, help: str, default: int | None = None) -> Option:
     return value_option(_field(flag), flag, metavar, help, default, int, read=whole_number)
+
+
+def size_limit(flag: str, help: str) -> Option:
+    return value_option(_field(flag), flag, "SIZE", help, None, Size, read=size)
 
 
 def duration(flag: str, help: str, default: float) -> Option:

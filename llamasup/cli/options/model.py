@@ -8,10 +8,10 @@ import typer
 
 from llamasup.cli.command_group import Command
 from llamasup.cli.options.from_settings import options_of_a_plan
-from llamasup.cli.options.groups import Group, Option, text
+from llamasup.cli.options.groups import Group, Option, in_section, text
 from llamasup.settings.model import Settings
 
-__all__ = ["SETTINGS", "WithExtra"]
+OF_MODEL = "The model"
 
 _DASHES = "llamasup.after_dashes"
 
@@ -51,7 +51,8 @@ _EXTRA = Option(
 _FIRST, _OTHERS = options_of_a_plan()
 
 SETTINGS = Group(
-    (
+    in_section(
+        OF_MODEL,
         *_FIRST,
         text("--alias", "NAME", "Name of the model for clients."),
         *_OTHERS,

@@ -8,9 +8,8 @@ from typing import Any
 import typer
 
 from llamasup.errors import UsageInvalid
-from llamasup.settings.kinds import InvalidValue
-
-__all__ = ["checked", "of_kind", "one_of", "seconds", "seconds_or_never", "whole_number"]
+from llamasup.settings.kinds import InvalidValue, SizeText
+from llamasup.settings.units import Size
 
 
 def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:
@@ -38,6 +37,11 @@ def seconds(text: str | float) -> float:
 def seconds_or_never(text: str | float) -> float | None:
     """0 means no limit."""
     return seconds(text) or None
+
+
+def size(text: str | Size) -> Size:
+    kind = SizeText(percent=False)
+    return kind.parse(of_kind(kind)(str(text)))
 
 
 def one_of(*values: str) -> Callable[[str], str]:

@@ -8,52 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from llamasup.cli.options.from_settings import setting_option
+from llamasup.cli.options.from_settings import options_of_a_plan, setting_option
 from llamasup.cli.options.groups import (
     Group,
     duration,
     format_arguments,
+    in_section,
     many,
     number,
     path,
+    size_limit,
     switch,
     text,
     time_limit,
 )
 from llamasup.cli.options.model import SETTINGS
-from llamasup.cli.options.parsers import checked, one_of
+from llamasup.cli.options.parsers import checked, of_kind, one_of
 from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
+from llamasup.settings.address_kinds import ProxyAddress
 from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
-
-__all__ = [
-    "CONFIG_OVERRIDES",
-    "FOREGROUND",
-    "LISTENING",
-    "LOGGING",
-    "PARENT_PROGRAM",
-    "RUNTIME_HELP",
-    "RUNTIME_METAVAR",
-    "SERVING",
-    "WATCH_HELP",
-    "ConfigFile",
-    "ConfigOverrides",
-    "Foreground",
-    "Json",
-    "Listening",
-    "Logging",
-    "Model",
-    "ModelSettings",
-    "ModelsFolder",
-    "OptionValues",
-    "ParentProgram",
-    "RuntimeOption",
-    "Serving",
-    "Watch",
-    "run_arguments",
-    "serve_arguments",
-    "was_given",
-]
 
 OptionValues = dict[str, Any]
 """Values by field: keyword arguments."""
@@ -63,7 +37,9 @@ OptionValues = dict[str, Any]
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A GGUF file, org/repo[:quant], an https URL, or 'demo'.", show_default=False
+        metavar="MODEL",
+        help="A GGUF file, a name of `llamasup list`, org/repo[:quant], an https URL, or 'demo'.",
+        show_default=False,
     ),
 ]
 ModelsFolder = Annotated[
@@ -72,9 +48,13 @@ ModelsFolder = Annotated[
         "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
     ),
 ]
+_OF_MODELS = "The models"
 RUNTIME_METAVAR = "PATH|NAME|embedded"
 RUNTIME_HELP = "The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME."
-RuntimeOption = Annotated[str | None, typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP)]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -82,11 +62,19 @@ ConfigFile = Annotated[
         metavar="FILE",
         help="Config file. Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or "
         "/etc/llamasup/config.yaml.",
+        rich_help_panel=_OF_MODELS,
     ),
 ]
 WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
-Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP)]
+Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP, rich_help_panel=_OF_MODELS)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_OF_ONE_MODEL = ("draft_model", "mmproj")
+
+ACCESS = "Addresses and access"
+_LIMITS = "Requests, and the life of llama-server"
+_LOGS = "Logs and usage"
+_PARENT = "For a program that starts llamasup"
 
 # --- groups ------------------------------------------------------------------------------------------
 
@@ -103,7 +91,8 @@ _OLLAMA = text(
 
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
-    (
+    in_section(
+        ACCESS,
         text("--host", "ADDRESS|PATH,...", "Addresses and Unix sockets (*.sock) to listen on.", "127.0.0.1"),
         number("--port", "N", "Port to listen on; 0 for any free port.", 8080),
         path("--tls-cert", "PEM file with the certificate and its chain, to serve https."),
@@ -111,95 +100,143 @@ LISTENING = Group(
         path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
         _NO_UI,
         _OLLAMA,
-    )
+    ),
 )
 
 # For run and wrap: fields of ServiceOptions.
 SERVING = Group(
     (
-        _INSECURE,
-        many(
-            "--allow-host",
-            "NAME",
-            "Accept this name in the Host header, in addition to localhost and the address.",
-            field="hosts",
-            read=checked(allowed_host),
+        *in_section(
+            ACCESS,
+            _INSECURE,
+            many(
+                "--allow-host",
+                "NAME",
+                "Accept this name in the Host header, in addition to localhost and the address.",
+                field="hosts",
+                read=checked(allowed_host),
+            ),
+            many(
+                "--allow-origin",
+                "ORIGIN",
+                "Allow requests from web pages of this origin, such as http://localhost:3000.",
+                field="origins",
+                read=checked(allowed_origin),
+            ),
+            many(
+                "--trusted-proxy",
+                "ADDRESS",
+                "Take the client from X-Forwarded-For of this reverse proxy: an address, a network, or unix.",
+                field="trusted_proxies",
+                read=of_kind(ProxyAddress()),
+            ),
+            many(
+                "--remote-media",
+                "HOST",
+                "Let llama-server fetch media from this host for URLs in requests; `any`: from every host.",
+                read=checked(allowed_media_host),
+            ),
         ),
-        many(
-            "--allow-origin",
-            "ORIGIN",
-            "Allow requests from web pages of this origin, such as http://localhost:3000.",
-            field="origins",
-            read=checked(allowed_origin),
+        *in_section(
+            _LIMITS,
+            size_limit(
+                "--max-body", "The largest body of a request. Default: 100MiB; less if memory is short."
+            ),
+            setting_option("max_concurrent"),
+            setting_option("max_queued"),
+            setting_option("wait_timeout_s"),
+            time_limit("--request-timeout", "How long a request may take; 0: no limit."),
+            switch(
+                "--stream-keepalive",
+                "Send comments on waiting streams, so that no proxy closes the connection.",
+            ),
+            setting_option("warm_up"),
+            setting_option("continue_streams"),
+            setting_option("repair"),
+            setting_option("drain_timeout_s"),
+            duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         ),
-        many(
-            "--remote-media",
-            "HOST",
-            "Let llama-server fetch media from this host for URLs in requests; `any`: from every host.",
-            read=checked(allowed_media_host),
+        *in_section(
+            _LOGS,
+            _NO_USAGE,
+            path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
+            time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
         ),
-        setting_option("max_concurrent"),
-        setting_option("max_queued"),
-        setting_option("wait_timeout_s"),
-        time_limit("--request-timeout", "How long a request may take; 0: no limit."),
-        switch(
-            "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
-        ),
-        setting_option("warm_up"),
-        setting_option("continue_streams"),
-        setting_option("repair"),
-        setting_option("drain_timeout_s"),
-        duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
-        _NO_USAGE,
-        path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
-        time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
     )
 )
 
 # For run and wrap without a service manager: fields of ServiceOptions.
 FOREGROUND = Group(
     (
-        switch(
-            "--keep-trying",
-            "After too many crashes, retry every 5 minutes instead of exiting.",
-            field="restart",
-            off=RestartPolicy(),
-            on=RestartPolicy(half_open_s=HALF_OPEN_S),
+        *in_section(
+            _LIMITS,
+            switch(
+                "--keep-trying",
+                "After too many crashes, retry every 5 minutes instead of exiting.",
+                field="restart",
+                off=RestartPolicy(),
+                on=RestartPolicy(half_open_s=HALF_OPEN_S),
+            ),
         ),
-        path("--ready-file", "Write the address to this file once llamasup is ready; remove it at a stop."),
+        *in_section(
+            _PARENT,
+            path(
+                "--ready-file", "Write the address to this file once llamasup is ready; remove it at a stop."
+            ),
+        ),
     )
 )
 
 # Options of serve that replace or extend values of its config.
 CONFIG_OVERRIDES = Group(
     (
-        many(
-            "--models-dir",
-            "FOLDER",
-            "Serve the models in this folder. With it a config is optional.",
-            read=str,
+        *in_section(
+            _OF_MODELS,
+            many(
+                "--models-dir",
+                "FOLDER",
+                "Serve the models in this folder. With it a config is optional.",
+                read=str,
+            ),
+            path("--token-file", "File with the hub's token. Replaces the config's file."),
         ),
-        text(
-            "--host",
-            "ADDRESS|PATH,...",
-            "Addresses and Unix sockets to listen on. Replaces the config's `listen`.",
+        *in_section(
+            ACCESS,
+            text(
+                "--host",
+                "ADDRESS|PATH,...",
+                "Addresses and Unix sockets to listen on. Replaces the config's `listen`.",
+            ),
+            number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
+            _INSECURE,
+            path("--api-key-file", "File with one API key per line. Replaces the config's file."),
+            path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
+            path("--tls-key", "PEM file with the private key of the certificate."),
+            _NO_UI,
+            _OLLAMA,
         ),
-        number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
-        _INSECURE,
-        _NO_USAGE,
-        path("--api-key-file", "File with one API key per line. Replaces the config's file."),
-        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
-        path("--tls-key", "PEM file with the private key of the certificate."),
-        path("--token-file", "File with the hub's token. Replaces the config's file."),
-        _NO_UI,
-        _OLLAMA,
-        path("--ready-file", "Write the address to this file once llamasup is ready."),
+        *in_section(_LOGS, _NO_USAGE),
+        *in_section(_PARENT, path("--ready-file", "Write the address to this file once llamasup is ready.")),
+    )
+)
+
+# The settings that serve takes for all models: fields of ModelSettings.
+MODEL_DEFAULTS = Group(
+    in_section(
+        "Defaults for all models",
+        *(
+            option
+            for part in options_of_a_plan(checked=True)
+            for option in part
+            if option.field not in _OF_ONE_MODEL
+        ),
     )
 )
 
 # For a program that starts llamasup: fields of OutputOptions.
 PARENT_PROGRAM = Group(
-    (
+    in_section(
+        _PARENT,
         text(
             "--events",
             "jsonl",
@@ -212,13 +249,14 @@ PARENT_PROGRAM = Group(
             "and stop when standard input closes.",
         ),
         number("--parent-pid", "PID", "Stop when this process exits."),
-    )
+    ),
 )
 
 # Fields of OutputOptions.
 _LEVELS = ("debug", "info", "warning", "error")
 LOGGING = Group(
-    (
+    in_section(
+        _LOGS,
         text(
             "--log-level",
             "|".join(_LEVELS),
@@ -227,7 +265,7 @@ LOGGING = Group(
             read=one_of(*_LEVELS),
         ),
         text("--log-format", "text|json", "Format of the log.", "text", read=one_of("text", "json")),
-    )
+    ),
 )
 
 ModelSettings = Annotated[Settings, SETTINGS]
@@ -235,6 +273,7 @@ Listening = Annotated[OptionValues, LISTENING]
 Serving = Annotated[OptionValues, SERVING]
 Foreground = Annotated[OptionValues, FOREGROUND]
 ConfigOverrides = Annotated[OptionValues, CONFIG_OVERRIDES]
+ModelDefaults = Annotated[OptionValues, MODEL_DEFAULTS]
 ParentProgram = Annotated[OptionValues, PARENT_PROGRAM]
 Logging = Annotated[OptionValues, LOGGING]
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from llamasup.batch.engine import Progress
+from llamasup.batch.progress import Progress
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.system.text import json_text
-
-__all__ = ["BatchBar", "BatchEvents", "BatchLines", "progress_fields", "progress_text"]
 
 _LIVE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 10.0
@@ -21,6 +19,7 @@ def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
     per_s, left_s = progress.rates(now_s)
     return {
         "state": progress.state,
+        "waiting": progress.waiting or None,
         "total": progress.total,
         "done": progress.done,
         "failed": progress.failed,
@@ -41,8 +40,8 @@ def progress_text(progress: Progress, now_s: float) -> str:
     parts = [f"{progress.done + progress.failed} of {progress.total} lines"]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
-    if progress.state != "running":
-        return ", ".join((*parts, progress.state))
+    if progress.waiting:
+        return ", ".join((*parts, f"waiting: {progress.waiting}"))
     if per_s >= 0.05:
         parts.append(f"{per_s:.0f} tokens/s" if per_s >= 10 else f"{per_s:.1f} tokens/s")
     if left_s is not None and progress.left:
@@ -58,23 +57,31 @@ class BatchLines:
     def __init__(self, view: View) -> None:
         self._view = view
         self._shown_s = time.monotonic()
+        self._reason = ""  # the last one that was shown
 
     def reading(self, read: int, size: int) -> None:
         if self._is_due(time.monotonic()):
             self._show_text(f"reading the input: {100 * read // max(size, 1)} %")
 
+    def waits(self, reason: str) -> None:
+        """The first line cannot run yet."""
+        if self._is_due(time.monotonic(), reason):
+            self._show_text(f"waiting: {reason}")
+
     def moved(self, progress: Progress) -> None:
         now_s = time.monotonic()
-        if self._is_due(now_s):
+        if self._is_due(now_s, progress.waiting):
             self._show(progress, now_s)
 
     def close(self) -> None:
         pass
 
-    def _is_due(self, now_s: float) -> bool:
-        if now_s - self._shown_s < self.interval_s:
+    def _is_due(self, now_s: float, waiting: str = "") -> bool:
+        """``waiting``: why no line runs. A new reason is shown at once."""
+        if now_s - self._shown_s < self.interval_s and waiting in ("", self._reason):
             return False
         self._shown_s = now_s
+        self._reason = waiting or self._reason
         return True
 
     def _show(self, progress: Progress, now_s: float) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.cli.output.view import TextView, View
-from llamasup.errors import LlamasupError
-
-__all__ = ["error_text", "guarded", "show_error"]
+from llamasup.errors import LlamasupError, TasksExhausted
 
 
 def error_text(
@@ -27,15 +25,8 @@ def error_text(
 
 
 def show_error(view: View, error: Exception) -> int:
-    """Show ``error``; returns the exit code. Any error other than LlamasupError is a bug of llamasup."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, LlamasupError):
-        view.say("debug", "traceback", "".join(traceback.format_exception(error)))
-        error = LlamasupError(
-            f"Internal error in llamasup{_where(error)}: {type(error).__name__}: {error}",
-            remedy="This is a bug. Please report this line; `llamasup run --log-level debug` shows more.",
-        )
+    """Show ``error``; returns the exit code."""
+    error = as_reported(view, error)
     view.say(
         "error",
         "error",
@@ -47,6 +38,26 @@ def show_error(view: View, error: Exception) -> int:
         details=list(error.details),
     )
     return error.exit_code
+
+
+def as_reported(view: View, error: Exception) -> LlamasupError:
+    """The error as users see it. Any error other than LlamasupError is a bug of llamasup."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, LlamasupError):
+        return error
+    view.say("debug", "traceback", "".join(traceback.format_exception(error)))
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        from llamasup.llama_server.diagnosis import RAISE_LIMIT
+
+        return TasksExhausted(
+            "llamasup cannot start another thread: the limit of processes and threads is reached.",
+            remedy=RAISE_LIMIT,
+        )
+    return LlamasupError(
+        f"Internal error in llamasup{_where(error)}: {type(error).__name__}: {error}",
+        remedy="This is a bug. Please report this line; `llamasup run --log-level debug` shows more.",
+    )
 
 
 def guarded(act: Callable[[View], int | None]) -> int:

@@ -40,7 +40,7 @@ from llamasup.supervision.states import State
 from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.supervision.wrap.command_line import redacted_program
 from llamasup.supervision.wrap.planner import Wrapping
-from llamasup.system.text import memory_text
+from llamasup.system.text import memory_text, printable
 
 if TYPE_CHECKING:
     from llamasup.service.rpc_worker import RpcWorker
@@ -93,12 +93,13 @@ class RequestLine(Struct, frozen=True):
             record.method,
             shown_path(record.path),
             record.model if self.with_model else "",
+            record.client.removeprefix("key:") if record.cause else "",
             str(record.status),
             _tokens(record),
             f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else "",
             duration_text(record.duration_s),
         )
-        outcome = "" if record.outcome in ("ok", "local") else f" ({record.outcome.replace('_', ' ')})"
+        outcome = _outcome(record)
         if record.context:
             outcome += f" ({_context(record)})"
         if record.replayed:
@@ -161,8 +162,10 @@ class ConsoleReporter:
                 text = f"{model} is unloaded: {_unload_reason(reason, for_model)}"
                 level: Level = "debug" if self._stop_requests else "info"
                 self._view.say(level, "unload", text, model=model, reason=reason)
-            case LoadFailed(model, error):
+            case LoadFailed(str() as model, error):
                 self._set_activity(model, None)
+                if event.follows_exit:
+                    return
                 message = error.message if model in error.message else f"{model}: {error.message}"
                 text = error_text(message, error.remedy, error.lines, error.details)
                 self._view.say("warning", "failed", text, model=model, cause=error.cause)
@@ -248,7 +251,7 @@ class ConsoleReporter:
             if isinstance(plan, LaunchPlan):
                 if plan.device:
                     facts.append(plan.device)
-                facts.append(f"{plan.parallel} × {plan.ctx_size} tokens")
+                facts.append(_reach(plan))
         return f" ({', '.join(facts)})" if facts else ""
 
     def _server_exited(self, exited: ServerExited) -> None:
@@ -326,7 +329,8 @@ class ConsoleReporter:
             return []
         specs = hosted.registry.specs
         served = [id_ for id_, spec in specs.items() if not spec.problem]
-        broken = [id_ for id_, spec in specs.items() if spec.problem]
+        broken = [id_ for id_, spec in specs.items() if spec.problem and not spec.unlisted]
+        left_out = sum(spec.unlisted for spec in specs.values())
         loaded = [
             id_
             for id_ in served
@@ -343,6 +347,10 @@ class ConsoleReporter:
             facts.append(("loaded", shortened(loaded) or "none yet: a request loads the model that it names"))
         if broken:
             facts.append(("broken", f"{shortened(broken)} (llamasup status --all shows why)"))
+        facts += [("one process", " and ".join(spec.shares)) for spec in specs.values() if spec.shares]
+        if left_out:
+            files = "file" if left_out == 1 else "files"
+            facts.append(("left out", f"{left_out} {files} (llamasup status --all shows why)"))
         if hosted.registry.default is not None:
             facts.append(("default", f"{hosted.registry.default}, for requests that name no model"))
         memories = (f"{memory_text(size)} of {name.upper()}" for name, size in hosted.budget.items())
@@ -387,11 +395,29 @@ def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
         devices += f", and the RPC workers {', '.join(plan.workers)}"
     adjusted = f" (adjusted: {plan.bounds.why})" if plan.bounds.why else ""
     return [
-        ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),
+        (
+            "model",
+            f"{launch.model_path} ({printable(launch.model.architecture)}, {launch.model.quantization})",
+        ),
         ("server", f"{runtime.path if runtime.kind == 'binary' else runtime.kind} ({runtime.version})"),
-        ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}{adjusted}"),
+        ("slots", f"{_reach(plan)}, KV cache {plan.kv_type}{adjusted}"),
         ("device", devices),
     ]
+
+
+def _reach(plan: LaunchPlan) -> str:
+    return f"up to {plan.ctx_size:,} tokens a request, {plan.parallel} at a time"
+
+
+def _outcome(record: RequestRecord) -> str:
+    """`` (refused: queue full)``: what became of a request that was not simply answered, and why."""
+    if record.outcome in ("ok", "local"):
+        return ""
+    cause = record.cause.replace("_", " ")
+    if record.outcome == "revoked":
+        ended = "llamasup stopped" if record.cause == "stopping" else cause
+        return f" (aborted{f': {ended}' if ended else ''})"
+    return f" ({record.outcome.replace('_', ' ')}{f': {cause}' if cause else ''})"
 
 
 def _tokens(record: RequestRecord) -> str:

@@ -12,8 +12,6 @@ from typing import Any
 
 from llamasup.system.text import display_width, printable
 
-__all__ = ["cut_to", "fitted_table", "hanging", "stdout_columns", "table", "with_nodes"]
-
 # The text of a narrower column begins on the next line instead.
 _MIN_COLUMNS = 24
 _INDENT = 4

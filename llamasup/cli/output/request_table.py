@@ -61,7 +61,8 @@ def ended_table(ended: Sequence[Request], columns: int | None = None) -> str:
             printable(str(request["request_id"])),
             printable(str(request.get("model") or "-")),
             printable(str(request.get("client") or "-")).removeprefix("key:"),
-            f"{request['status']} {request['outcome']}",
+            f"{request['status']} {request['outcome']}"
+            + (f": {cause.replace('_', ' ')}" if (cause := str(request.get("cause") or "")) else ""),
             duration_text(request["duration_s"]),
             *_tokens(request),
             printable(str(request["path"])),

@@ -9,8 +9,6 @@ from typing import Any
 from llamasup.errors import OutputFailed
 from llamasup.system.text import json_text
 
-__all__ = ["write_bytes", "write_json", "write_result"]
-
 
 def write_result(text: str) -> None:
     """Write ``text`` and a newline. Raises OutputFailed, for a full disk for example."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
@@ -95,10 +95,13 @@ class View(Protocol):
 
 
 class TextView(Struct):
-    """Lines of text, and on a terminal the live line."""
+    """Lines of text, and on a terminal the live line. ``note`` gets the level and the text of each line that
+    is said, except at the level debug.
+    """
 
     writer: OutputWriter
     level: Level = "info"
+    note: Callable[[str, str], None] | None = None
     _activity: str | None = None
     _since_s: float = 0.0
     _frame: int = 0
@@ -111,6 +114,7 @@ class TextView(Struct):
         return LEVELS[level] >= LEVELS[self.level]
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        _note(self.note, level, text)
         if self.shows(level):
             self.writer.write((CLEAR_LINE if self.is_busy else "") + _printable_lines(text), keep=True)
             self.tick()
@@ -152,16 +156,18 @@ class TextView(Struct):
 
 
 class JsonView(Struct):
-    """One JSON object a line, for log collectors."""
+    """One JSON object a line, for log collectors. ``note``: as in ``TextView``."""
 
     writer: OutputWriter
     level: Level = "info"
+    note: Callable[[str, str], None] | None = None
     is_busy: bool = False
 
     def shows(self, level: Level) -> bool:
         return LEVELS[level] >= LEVELS[self.level]
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        _note(self.note, level, text)
         if self.shows(level):
             self.writer.write(_json_line(datetime.now(UTC), level, event, text, fields), keep=True)
 
@@ -185,6 +191,11 @@ class JsonView(Struct):
 
     def tick(self) -> None:
         pass
+
+
+def _note(note: Callable[[str, str], None] | None, level: Level, text: str) -> None:
+    if note is not None and level != "debug":
+        note(level, text)
 
 
 def _printable_lines(text: str) -> str:

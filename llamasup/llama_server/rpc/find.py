@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from llamasup.llama_server.runtime_errors import RPC_SERVER, cannot_start, check
 from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.native import native
 from llamasup.system.process.environment import child_environment
+from llamasup.system.process.run_folder import scratch_folder
 from llamasup.system.process.run_once import run_commands
-
-__all__ = ["FoundWorker", "find_rpc_server", "worker_environment"]
 
 _NAMES = ("ggml-rpc-server", "rpc-server")  # renamed in 2026
 _TIMEOUT_S = 20.0
@@ -39,7 +37,7 @@ def find_rpc_server(choice: str | None, environ: Mapping[str, str]) -> FoundWork
     """
     path, origin = _choose(choice, environ)
     check_file(Path(path), origin, RPC_SERVER)
-    with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+    with scratch_folder() as empty:
         env = worker_environment(environ, path, empty)
         try:
             (answer,) = run_commands([(path, "--help")], env=env, cwd=empty, timeout_s=_TIMEOUT_S)

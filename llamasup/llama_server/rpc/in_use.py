@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from llamasup.http.rpc_address import parse_worker
 
-__all__ = ["USED", "UsedWorkers"]
-
 _Use = tuple[tuple[str, int], str]
 """The worker's identity, and its user."""
 

@@ -176,7 +176,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def _abort(writer: asyncio.StreamWriter) -> None:
     """Close the socket now: its loop may be about to end."""
-    writer.transport.abort()
+    with contextlib.suppress(AttributeError):  # Python 3.11.2, if it is closed with TLS
+        writer.transport.abort()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 

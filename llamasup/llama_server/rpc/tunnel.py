@@ -17,8 +17,6 @@ from llamasup.llama_server.rpc.relay import Relay, Stream, client_context
 from llamasup.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.llama_server.rpc.workers import TunnelFiles
 
-__all__ = ["TUNNELS", "Tunnels"]
-
 
 class _Tunnel:
     """One tunnel. ``problem``: why the last connection failed; empty if it did not."""

@@ -12,8 +12,6 @@ from llamasup.llama_server.help_text import Capabilities, Option
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.text import memory_text
 
-__all__ = ["WorkerLine", "WorkerOptions", "check_memory", "read_worker_help", "worker_line"]
-
 _RESERVE_SHARE = 0.1
 _RESERVE_BYTES = 1 << 30
 _MIB = 1 << 20

@@ -18,22 +18,6 @@ from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
 from llamasup.system.hardware.devices import Device
 from llamasup.system.text import memory_text
 
-__all__ = [
-    "NO_WORKERS",
-    "TunnelFiles",
-    "WorkerAnswer",
-    "Workers",
-    "choose_workers",
-    "give_workers",
-    "may_be_lost_worker",
-    "missing_error",
-    "name_lost",
-    "need_every_worker",
-    "warnings_of",
-    "why_excluded",
-]
-
-
 _DEVICE = "RPC"  # llama-server numbers the devices of all workers: RPC0, RPC1, …
 
 

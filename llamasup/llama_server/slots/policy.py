@@ -20,24 +20,6 @@ from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.argv_builder import CommandLine, Reason
 from llamasup.settings.model import Settings
 
-__all__ = [
-    "MIN_TOKENS",
-    "STRAY_AFTER_S",
-    "FileState",
-    "KeptSlots",
-    "SavedSet",
-    "SavedSlot",
-    "SlotHome",
-    "file_name",
-    "give_slot_folder",
-    "is_current",
-    "is_slot_file",
-    "kept_slots",
-    "list_name",
-    "sets_to_remove",
-    "slot_key",
-]
-
 FileState = tuple[str, int, int]
 """Path, size in bytes, time of modification in nanoseconds."""
 
@@ -52,6 +34,7 @@ STRAY_AFTER_S: Final = 600.0
 _IRRELEVANT_FLAGS = frozenset(
     {"--host", "--port", "--api-key-file", "--alias", "--metrics", "--slots", "--slot-save-path"}
     | {"--verbosity", "--threads", "--threads-batch", "--prio", "--cache-ram", "--load-mode", "--mlock"}
+    | {"--ctx-checkpoints"}  # as many as memory holds
 )
 
 

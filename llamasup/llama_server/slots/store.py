@@ -40,8 +40,6 @@ from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write, cache_folder, open_private, private_folder
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["SlotStore", "Taken", "slot_home", "sweep_slots"]
-
 _LIST = msgspec.json.Decoder(SavedSet)
 # Enough for a few hundred slots.
 _MAX_LIST_BYTES = 1 << 20

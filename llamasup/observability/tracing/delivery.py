@@ -9,8 +9,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["LONGEST_DELAY_S", "Delivered", "Delivery", "Failed", "delay_s", "delivery_of"]
-
 LONGEST_DELAY_S: Final = 30.0
 _RETRYABLE: Final = frozenset({429, 502, 503, 504})
 

@@ -20,8 +20,6 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as messages
 from llamasup._version import __version__
 from llamasup.observability.tracing.spans import Span, Value
 
-__all__ = ["encoded", "rejected_spans"]
-
 
 def encoded(spans: Sequence[Span], resource: Iterable[tuple[str, Value]]) -> bytes:
     """The body of ``POST /v1/traces``."""

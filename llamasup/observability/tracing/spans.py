@@ -19,8 +19,6 @@ from llamasup.http.routes import Work, route_of
 from llamasup.observability.access_record import shown_path
 from llamasup.observability.counters import GAVE_WAY, RequestRecord
 
-__all__ = ["Span", "Value", "is_traced", "phases", "spans_of"]
-
 Value = str | int | float | bool
 
 _FAILED: Final = frozenset(

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-__all__ = ["DraftCounts", "acceptance", "add_counts", "counts_for", "is_low"]
-
 _MAX_RECORDS = 8
 # Older requests count less and less, so that a draft that was trained again is judged by its own tokens.
 _MAX_PROPOSED = 20_000

@@ -23,23 +23,6 @@ from llamasup.planning.measured.draft_acceptance import DraftCounts
 from llamasup.planning.measured.load_times import LoadTimes, is_possible
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
-__all__ = [
-    "MAX_DAYS",
-    "FailedPlan",
-    "LoadHistory",
-    "Measurement",
-    "Served",
-    "add_failed_plan",
-    "add_measurement",
-    "add_served",
-    "correction_for",
-    "forget_crashes",
-    "has_served",
-    "limits_from",
-    "runtime_id",
-    "validate",
-]
-
 # Users alternate between a few profiles and contexts of one model.
 _MAX_RECORDS = 16
 # Estimates are never so wrong: such a factor comes from a damaged file or a misread log.
@@ -232,7 +215,8 @@ def limits_from(
     """
     bounds, reasons = PlanLimits(), []
     for failed in history.failed_plans:
-        if (failed.runtime, failed.asked) != (runtime, asked) or not _is_recent(failed.date, today):
+        is_same = failed.asked == asked or failed.bounds.without_own_flags
+        if failed.runtime != runtime or not is_same or not _is_recent(failed.date, today):
             continue
         if failed.out_of_memory:
             if available_bytes >= _RETRY_FACTOR * failed.available_bytes:
@@ -240,9 +224,12 @@ def limits_from(
             happened = "a larger plan ran out of memory"
         else:
             crashed = failed.failed or asked
-            if failed.seen < _MIN_CRASHES or has_served(history, runtime, crashed, today):
+            # A flag that the build does not accept for this model fails each time.
+            is_sure = failed.seen >= _MIN_CRASHES or failed.bounds.without_own_flags
+            if not is_sure or has_served(history, runtime, crashed, today):
                 continue
-            happened = f"a plan without this setting ended with {failed.cause}"
+            what = "with more flags" if failed.bounds.without_own_flags else "without this setting"
+            happened = f"a plan {what} ended with {failed.cause}"
         reasons.append(f"{happened} on {failed.date}")
         bounds = _both(bounds, failed.bounds)
     return replace(bounds, why=" and ".join(reasons))
@@ -256,6 +243,8 @@ def _both(one: PlanLimits, other: PlanLimits) -> PlanLimits:
         kv_type="f16" if "f16" in types else one.kv_type or other.kv_type,
         flash_attn_off=one.flash_attn_off or other.flash_attn_off,
         gpu_layers=_least(one.gpu_layers, other.gpu_layers),
+        drafts_off=one.drafts_off or other.drafts_off,
+        bare=one.bare or other.bare,
     )
 
 

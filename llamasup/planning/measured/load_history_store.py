@@ -13,8 +13,6 @@ from llamasup.planning.measured.load_times import LoadTimes, add_times, is_possi
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 
-__all__ = ["add_times_of_runtime", "load", "save", "times_of_runtime"]
-
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
 

@@ -12,8 +12,6 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["LoadFacts", "LoadTimes", "add_times", "is_possible", "times_for", "times_of_others"]
-
 # A load after another differs by what is in the page cache, and by what else the machine does.
 _MAX_OF_PLAN = 5
 _MAX_RECORDS = 20

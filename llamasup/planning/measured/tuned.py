@@ -19,25 +19,6 @@ from llamasup.settings.model import Profile, Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = [
-    "NO_CHANGES",
-    "Changes",
-    "Conditions",
-    "Kept",
-    "KeptResults",
-    "Measured",
-    "add_result",
-    "asked_key",
-    "defaults_key",
-    "environment_of_threads",
-    "files_key",
-    "is_plausible",
-    "machine_key",
-    "remove_result",
-    "result_for",
-    "why_not",
-]
-
 # Users have a few profiles, settings and builds of one model.
 _MAX_RESULTS = 16
 # A change of a variable that no candidate has comes from a damaged or foreign file.
@@ -187,8 +168,7 @@ _OF_DEFAULT = frozenset(
     {
         *("--threads", "--threads-batch", "--prio", "--poll", "--numa", "--batch-size", "--ubatch-size"),
         *("--flash-attn", "--cache-type-k", "--cache-type-v", "--parallel", "--kv-unified"),
-        *("--no-kv-unified", "--no-repack", "--ctx-checkpoints", "--spec-type", "--spec-draft-n-max"),
-        "--draft-max",
+        *("--no-kv-unified", "--no-repack", "--spec-type", "--spec-draft-n-max", "--draft-max"),
     }
 )
 

@@ -11,8 +11,6 @@ from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 
-__all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
-
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
 

@@ -29,7 +29,7 @@ __all__ = [
 # What --fit leaves free on each device (--fit-target, b11434).
 _DEVICE_MARGIN_BYTES = 1 << 30
 
-Kind = Literal["weights", "kv", "compute", "runtime", "prompt cache"]
+Kind = Literal["weights", "kv", "compute", "runtime", "checkpoints", "prompt cache"]
 
 
 class FreeMemory(Struct, frozen=True):
@@ -158,6 +158,11 @@ class MemoryEstimate(Struct, frozen=True):
     @property
     def without_prompt_cache(self) -> MemoryEstimate:
         return replace(self, parts=tuple(part for part in self.parts if part.kind != "prompt cache"))
+
+    def with_checkpoints(self, size_bytes: int) -> MemoryEstimate:
+        if not size_bytes:
+            return self
+        return replace(self, parts=(*self.parts, Part("context checkpoints", "checkpoints", size_bytes)))
 
     def with_prompt_cache(self, size_bytes: int) -> MemoryEstimate:
         """With a prompt cache of this size. Below 0 is llama-server's "no limit", which is not counted."""

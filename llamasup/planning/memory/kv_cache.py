@@ -12,17 +12,6 @@ from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 
-__all__ = [
-    "CACHE_TYPES",
-    "CacheType",
-    "ContextShape",
-    "compute_bytes",
-    "has_kv_cache",
-    "kv_bytes",
-    "kv_bytes_per_layer",
-    "mtp_kv_bytes",
-]
-
 
 class CacheType(Struct, frozen=True):
     """A ggml type of the KV cache: ``block`` elements take ``block_bytes``."""
@@ -119,6 +108,26 @@ def kv_bytes_per_layer(model: ModelFacts, shape: ContextShape) -> tuple[int, ...
     )
 
 
+def checkpoint_bytes(model: ModelFacts, shape: ContextShape) -> int:
+    """One context checkpoint of each slot, at most: its recurrent state and its sliding window. If the model
+    drafts with its MTP layers, also their keys and values of all tokens, with the tokens' positions.
+    """
+    layers = _layers(model)
+    states = sum(layer.recurs for layer in layers) * (
+        model.recurrent.bytes_per_layer if model.recurrent else 0
+    )
+    window = 0 if shape.swa_full else model.sliding_window or 0
+    windows = sum(
+        _stored_bytes(layer.keys, shape.k_type) + _stored_bytes(layer.values, shape.v_type)
+        for layer in layers
+        if layer.cached and layer.slides and window
+    )
+    cells = min(shape.cells_per_stream, window)  # without those of the micro-batch [run]
+    each = states + cells * windows
+    drafted = mtp_kv_bytes(model, shape) * 5 // 4 if shape.rollback and each else 0
+    return shape.parallel * each + drafted
+
+
 def mtp_kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
     """Keys and values of the layers for multi-token prediction, which have their own context (draft-mtp)."""
     layers = _layers(model)
@@ -177,14 +186,18 @@ def _attention_bytes(model: ModelFacts, shape: ContextShape, tokens: int) -> tup
 
 def _outputs(model: ModelFacts, shape: ContextShape, tokens: int) -> int:
     """Tokens of a micro-batch whose logits fit into the output buffer; all of them in an embedding server."""
-    if shape.outputs_per_slot is None or model.model_class in _EMBEDDING:
+    if shape.outputs_per_slot is None or _embeds(model):
         return tokens
     return min(tokens, shape.parallel * shape.outputs_per_slot)
 
 
 def _logits(model: ModelFacts) -> int:
     """The logits of one token; a BERT has no output head."""
-    return 0 if model.model_class in _EMBEDDING and not has_kv_cache(model) else model.vocab_size
+    return 0 if _embeds(model) and not has_kv_cache(model) else model.vocab_size
+
+
+def _embeds(model: ModelFacts) -> bool:
+    return model.model_class in _EMBEDDING or model.embeds_decisions
 
 
 def _layers(model: ModelFacts) -> tuple[_Layer, ...]:

@@ -15,8 +15,6 @@ from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["RAM", "MemoryBudget", "budget_of", "needs_of", "remaining"]
-
 RAM = "ram"
 
 

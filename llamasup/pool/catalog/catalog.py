@@ -30,8 +30,6 @@ from llamasup.pool.pool import Pool
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 
-__all__ = ["Catalog", "OnDemandFactory"]
-
 OnDemandFactory = Callable[[str], ModelSpec | None]
 _MAX_ON_DEMAND = 100  # names of models that requests create, if downloads on demand are allowed
 
@@ -71,12 +69,14 @@ class Catalog:
         return STOPPING if self.pool.stopping else self._unready
 
     def listing(self) -> ModelListing:
-        ids = (*self.registry.specs, *self._on_demand)
+        found = (id_ for id_, spec in self.registry.specs.items() if not spec.unlisted)
+        ids = (*found, *self._on_demand)
         return ModelListing(ids, self._listed, self.registry.default)
 
-    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        models = ((managed, self._routes[managed.spec.id].model) for managed in self.managed_models())
-        return node_listing(self.node, models, self.registry.default, allowed)
+    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
+        listed = (managed for managed in self.managed_models() if not managed.spec.unlisted)
+        models = ((managed, self._routes[managed.spec.id].model) for managed in listed)
+        return node_listing(self.node, models, self.registry.default, seen)
 
     def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
@@ -198,7 +198,8 @@ class Catalog:
         if model is None:
             return unnamed_model(tuple(id_ for id_, spec in self.registry.specs.items() if not spec.problem))
         unknown = self._unknown(model)
-        return unknown_model(model, unknown.near) if unknown.refused is None else ambiguous_model(model)
+        refusal = unknown_model if unknown.refused is None else ambiguous_model
+        return refusal(model, unknown.near)
 
     def _unknown(self, model: str) -> Unknown:
         found = self.registry.find(model)
@@ -287,7 +288,7 @@ class Catalog:
                 pool.remove(before[id_], None if successor is None else managed_models[successor])
         for id_ in (*found.retouched, *found.changed, *carried):
             managed, spec = managed_models[id_], after[id_]
-            if spec.started_as in (managed.spec.started_as, managed.found.started_as):
+            if any(map(spec.keeps_processes_of, (managed.spec, managed.found))):
                 pool.update_spec(managed, spec)
             else:
                 pool.roll_out(managed, spec)

@@ -13,13 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.gguf.facts import ModelFacts
-from llamasup.http.routes import Work
-from llamasup.models.access import ResolvedModel
+from llamasup.models.access import ResolvedModel, output_modalities
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.cheapest_set import RAM
 from llamasup.pool.eviction_policy import Phase
-
-__all__ = ["ListedModel", "ModelListing", "encode_list", "encode_one"]
 
 # The values of llama.cpp's router. Requests wait for a model that is being unloaded.
 _STATUS = {
@@ -109,7 +106,7 @@ class ModelListing:
             "status": status,
             "architecture": {
                 "input_modalities": ("text", "image") if listed.sees else ("text",),
-                "output_modalities": ("text",) if Work.TEXT in listed.model.works else ("embeddings",),
+                "output_modalities": output_modalities(facts, listed.model.works),
             },
         }
         size_bytes = sum(size for _, size, _ in spec.identity) or (facts.file_bytes if facts else None)

@@ -20,8 +20,6 @@ from llamasup.system.hardware.devices import Device, with_nvml_memory
 from llamasup.system.hardware.nvml import ask_nvml, vram_by_process
 from llamasup.system.hardware.probe import hardware
 
-__all__ = ["devices_with_ram", "memory_of"]
-
 _UNKNOWN = -1
 
 

@@ -14,8 +14,6 @@ from llamasup.pool.state import nearest
 from llamasup.pool.why.explain import ModelView, explain
 from llamasup.supervision.states import State
 
-__all__ = ["model_view", "unload_in_s", "why_of"]
-
 
 def why_of(managed: ManagedModel, pool: Pool) -> Mapping[str, Any]:
     """The answer of ``GET models/{id}/why`` (docs/control.md)."""
@@ -48,13 +46,14 @@ def model_view(managed: ManagedModel, now_s: float) -> ModelView:
         in_flight=served.in_flight,
         queued=len(served.queue),
         slots=sum(slots) if slots else None,
+        max_concurrent=sum(runner.policy.max_concurrent or 0 for runner in managed.runners) or None,
         reduced=plans[0].reduced if plans else (),
         waits=waits,
         overdue_in_s=None if waits is None or waits.overdue_at_s <= now_s else waits.overdue_at_s - now_s,
         pinned=spec.stay.pin,
         by_command=spec.stay.by_command,
         problem=spec.problem or ("" if error is None else error.message),
-        remedy="" if error is None else error.remedy,
+        remedy=spec.remedy or ("" if error is None else error.remedy),
         download=why.message if why is not None and why.cause == "downloading" else "",
         retry_in_s=None if error is None else max(0.0, managed.retry_at_s - now_s),
         restart_in_s=None if restart_s is None else max(0.0, restart_s - now_s),

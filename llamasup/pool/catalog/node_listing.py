@@ -6,20 +6,27 @@ of other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.http.routes import Work
-from llamasup.settings.names import why_not_a_name
+from llamasup.pool.state import STATES
+from llamasup.settings.names import why_not_a_name, why_not_an_alias
+from llamasup.supervision.states import State
 
-__all__ = ["READY", "NodeListing", "NodeModel", "encode_listing", "read_listing"]
+__all__ = ["READY", "NodeListing", "NodeModel", "encode_listing", "read_in_slices", "read_listing"]
 
 READY = "ready"
-MAX_MODELS = 10_000
+MAX_MODELS = 1000
+MAX_ALIASES = 32
+MAX_MODEL_BYTES = 16 << 10  # 32 aliases of the longest names have 8 KiB, the other fields 1 KiB
+_SLICE = 20  # models that are decoded at once: 10 ms, whatever they contain
+_MAX_LETTERS = 1000  # of a problem
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class NodeModel(Struct, frozen=True, omit_defaults=True):
@@ -33,9 +40,9 @@ class NodeModel(Struct, frozen=True, omit_defaults=True):
     aliases: tuple[str, ...] = ()
     state: str = "stopped"
     works: tuple[Work, ...] = tuple(Work)
-    slots: int = 0
-    busy: int = 0
-    queued: int = 0
+    slots: _Count = 0
+    busy: _Count = 0
+    queued: _Count = 0
     ctx_size: int | None = None
     percent: float | None = None
     eta_s: float | None = None
@@ -53,40 +60,64 @@ class NodeModel(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeListing(Struct, frozen=True):
-    """``node``: the id of the process, which is new at each start."""
+    """``node``: the id of the process, which is new at each start. ``left_out``: how many of its models are
+    not among ``models``, because there are too many.
+    """
 
     node: str
     models: tuple[NodeModel, ...] = ()
     version: str = ""
+    left_out: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Listing(Struct):
+class _Unread(Struct):
+    """A listing whose models are not decoded yet: most of the time goes into making their values."""
+
     node: str
-    models: list[NodeModel] = []
+    models: list[msgspec.Raw] = []
     version: str = ""
 
 
-_decode = msgspec.json.Decoder(_Listing).decode
+_decode = msgspec.json.Decoder(_Unread).decode
+_decode_model = msgspec.json.Decoder(NodeModel).decode
 
 
 def encode_listing(node: str, models: Iterable[NodeModel]) -> bytes:
-    return _encode(NodeListing(node, tuple(models), __version__))
+    return _encode({"node": node, "models": list(models), "version": __version__})
 
 
 def read_listing(content: bytes) -> NodeListing:
-    """The listing of another node. Raises ValueError for another answer; leaves out invalid names."""
+    """The listing of another node. Raises ValueError for another answer.
+
+    Leaves out invalid names, and what is beyond ``MAX_MODELS``, ``MAX_MODEL_BYTES`` and ``MAX_ALIASES``. A
+    model in an unknown state counts as stopped.
+    """
+    *_, whole = read_in_slices(content)
+    return whole
+
+
+def read_in_slices(content: bytes) -> Iterator[NodeListing]:
+    """``read_listing`` in short steps. Each one returns what is read so far, the last one all."""
     try:
         found = _decode(content)
+        read = [raw for raw in found.models[:MAX_MODELS] if len(memoryview(raw)) <= MAX_MODEL_BYTES]
+        listing = NodeListing(found.node, (), found.version, len(found.models) - len(read))
+        yield listing
+        models: dict[str, NodeModel] = {}
+        for number, raw in enumerate(read, 1):
+            model = _decode_model(raw)
+            if not why_not_a_name(model.id):
+                models.setdefault(model.id, _bounded(model))
+            if number % _SLICE == 0 or number == len(read):
+                yield msgspec.structs.replace(listing, models=tuple(models.values()))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if len(found.models) > MAX_MODELS:
-        raise ValueError(f"it has more than {MAX_MODELS} models")
-    models: dict[str, NodeModel] = {}
-    for model in found.models:
-        if not why_not_a_name(model.id):
-            aliases = tuple(alias for alias in model.aliases if not why_not_a_name(alias))
-            models.setdefault(model.id, msgspec.structs.replace(model, aliases=aliases))
-    return NodeListing(found.node, tuple(models.values()), found.version)
+
+
+def _bounded(model: NodeModel) -> NodeModel:
+    aliases = tuple(alias for alias in model.aliases[:MAX_ALIASES] if not why_not_an_alias(alias))
+    state = model.state if model.state in STATES else State.STOPPED.value
+    return msgspec.structs.replace(model, aliases=aliases, state=state, problem=model.problem[:_MAX_LETTERS])

@@ -15,8 +15,6 @@ from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.model import ManagedModel
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["listed_model", "node_listing"]
-
 
 def listed_model(managed: ManagedModel, model: ResolvedModel) -> ListedModel:
     """The model for ``/v1/models``."""
@@ -41,16 +39,12 @@ def node_listing(
     node: str,
     models: Iterable[tuple[ManagedModel, ResolvedModel]],
     default: str | None,
-    allowed: Callable[[ResolvedModel], bool] | None,
+    seen: Callable[[ResolvedModel], ResolvedModel | None] | None,
 ) -> bytes:
     """``Backend.node_listing``. ``node``: the id of this node."""
+    shown = ((managed, resolved if seen is None else seen(resolved)) for managed, resolved in models)
     return encode_listing(
-        node,
-        (
-            _node_model(managed, resolved, default)
-            for managed, resolved in models
-            if allowed is None or allowed(resolved)
-        ),
+        node, (_node_model(managed, model, default) for managed, model in shown if model is not None)
     )
 
 
@@ -60,17 +54,18 @@ def _node_model(managed: ManagedModel, resolved: ResolvedModel, default: str | N
     why = serving if isinstance(serving, Unavailable) else None
     endpoints = () if isinstance(serving, Unavailable) else serving
     problem = listed.problem or listed.spec.problem
+    entry = ModelListing((resolved.id,), lambda _: listed, default).entry(resolved.id)
     return NodeModel(
         resolved.id,
         resolved.names[1:],
         listed.state,
         resolved.works,
         slots=sum(endpoint.slots for endpoint in endpoints),
-        busy=sum(endpoint.busy for endpoint in endpoints),
+        busy=sum(endpoint.taken for endpoint in endpoints),
         queued=len(served.queue),
         ctx_size=listed.ctx_size,
         percent=None if why is None else why.percent,
         eta_s=None if why is None else why.eta_s,
         problem=listed.spec.public_problem(problem) if problem else "",
-        entry=ModelListing((resolved.id,), lambda _: listed, default).entry(resolved.id),
+        entry={**entry, "aliases": resolved.names[1:]},
     )

@@ -16,8 +16,6 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["OnlyModel"]
-
 
 class OnlyModel:
     """Adds the model of ``spec`` to ``pool``."""
@@ -45,8 +43,8 @@ class OnlyModel:
         id_ = self.managed.spec.id
         return ModelListing((id_,), lambda _: listed_model(self.managed, self._route.model), id_)
 
-    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        return node_listing(self.node, ((self.managed, self._route.model),), None, allowed)
+    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
+        return node_listing(self.node, ((self.managed, self._route.model),), None, seen)
 
     # --- for the control API ----------------------------------------------------------------------------
     def managed_models(self) -> Iterator[ManagedModel]:

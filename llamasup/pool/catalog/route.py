@@ -7,8 +7,6 @@ from msgspec import Struct
 from llamasup.models.access import ResolvedModel
 from llamasup.pool.replicas.replica_set import ReplicaSet
 
-__all__ = ["ModelRoute"]
-
 
 class ModelRoute(Struct, frozen=True):
     model: ResolvedModel

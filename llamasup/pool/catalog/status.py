@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from llamasup.pool.model import ManagedModel
 
 
-__all__ = [
-    "gauges_of",
-    "held_bytes_of",
-    "model_status",
-    "scrape",
-    "state_of_managed",
-    "status_of",
-    "wait_before_load",
-]
-
-
 def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The ``status`` object (docs/design.md); ``up_s``: the uptime."""
     return {

@@ -13,8 +13,6 @@ from msgspec import Struct
 
 from llamasup.pool.replicas.conversation import Conversation
 
-__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "Affinity", "Candidate", "PromptMarks", "choose", "homes"]
-
 MAX_MARKS: Final = 4096
 """Marks of one process, in half a megabyte: two hundred conversations of twenty messages. That is more than
 its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters).

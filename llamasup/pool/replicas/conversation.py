@@ -12,8 +12,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-__all__ = ["BLOCK", "FIRST_MARKS", "LAST_MARKS", "MAX_OBJECTS", "Conversation", "read_conversation"]
-
 BLOCK: Final = 1024
 """Characters between two marks in one text, so that questions about the same document share marks. Some 250
 tokens, which cost little compared with the answer."""

@@ -16,8 +16,6 @@ from llamasup.pool.replicas.conversation import Conversation, read_conversation
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.request_queue import Preference, QueueEntry
 
-__all__ = ["MAX_READ_BYTES", "LoadBalancer"]
-
 MAX_READ_BYTES: Final = 256 << 10
 """Of waiting bodies, for one free permit: a megabyte takes 1 to 20 ms."""
 

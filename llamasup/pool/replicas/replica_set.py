@@ -25,8 +25,6 @@ from llamasup.supervision.states import Policy
 if TYPE_CHECKING:
     from llamasup.pool.replicas.load_balancer import LoadBalancer
 
-__all__ = ["ReplicaSet"]
-
 
 class ReplicaSet:
     """``policy`` limits the queue. Call all methods in the thread of the event loop.

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from llamasup.llama_server.answers import NoAnswer
+from llamasup.llama_server.shareable_lines import shareable_lines
 from llamasup.llama_server.warmup import WarmUpRequest
 from llamasup.pool.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
 from llamasup.supervision.runner import InstanceRunner
@@ -24,6 +25,7 @@ from llamasup.tuning.prose import prose
 
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
+    from llamasup.supervision.states import Instance
 
 __all__ = ["prove"]
 
@@ -33,6 +35,8 @@ _USUAL_CTX_SIZE = 2048
 _REQUEST_TIMEOUT_S = 120.0
 _IDLE_TIMEOUT_S = 2.0  # how long a pair waits until the running server is without requests
 _IDLE_POLL_S = 0.01
+_ANSWER_BYTES = 2_000  # of a failed answer; an error of llama-server has less
+_LINES = 8  # of the log of the failed server, as in a diagnosis
 _CAUSE_S = 2.0  # until the end of a server is noticed, and its log read
 
 
@@ -41,7 +45,11 @@ class _Completion(msgspec.Struct):
 
 
 class _Failed(Exception):
-    """How a server failed a request."""
+    """A server failed a request. ``answer``: the beginning of the body of its answer, if there is one."""
+
+    def __init__(self, how: str, body: bytes = b"") -> None:
+        super().__init__(how)
+        self.answer = body[:_ANSWER_BYTES].decode("utf-8", "replace")
 
 
 def _request(number: int, ctx_size: int | None, *, is_idle: bool) -> WarmUpRequest:
@@ -87,8 +95,15 @@ async def prove(
                 trial = await _compared(trial, request, (new_prober, new), (old_prober, old))
             else:
                 trial = await _asked(trial, request, (new_prober, new))
-            if trial.broken and (ended := await _end_of(new, crashes)):
-                trial = replace(trial, broken=ended)
+            if trial.broken:
+                # No client has sent a request to this server.
+                lines = tuple(shareable_lines(new.log_tail, _LINES))
+                if (ended := await _end_of(new, crashes)) is not None:
+                    last = ended.last
+                    how = "ended" if last is None else f"ended ({last.message.rstrip('.')})"
+                    lines = lines if last is None else last.lines
+                    trial = replace(trial, broken=how)
+                trial = replace(trial, lines=lines)
             on_trial(trial)
 
 
@@ -116,7 +131,7 @@ async def _compared(trial: Trial, request: WarmUpRequest, new: _Server, old: _Se
             took[runner] = await _answer(prober, request)
         except _Failed as failed:
             if runner is new[1]:
-                return replace(trial, broken=str(failed))
+                return replace(trial, broken=str(failed), answer=failed.answer)
             return replace(trial, interrupted=f"the server of the running build {failed} during the proof")
     alone = alone and old[1].in_flight == 0 and old[1].answered == answered
     (new_text, new_s), (old_text, old_s) = took[new[1]], took[old[1]]
@@ -129,7 +144,7 @@ async def _asked(trial: Trial, request: WarmUpRequest, new: _Server) -> Trial:
     try:
         await _answer(new[0], request)
     except _Failed as failed:
-        return replace(trial, broken=str(failed))
+        return replace(trial, broken=str(failed), answer=failed.answer)
     return await _measured(trial, new[1])
 
 
@@ -160,18 +175,17 @@ async def _answer(prober: Prober, request: WarmUpRequest) -> tuple[str, float]:
         raise _Failed(f"did not answer ({error})") from error
     took_s = monotonic() - began_s
     if status != 200:
-        raise _Failed(f"answered with status {status}")
+        raise _Failed(f"answered with status {status}", body)
     try:
         return msgspec.json.decode(body, type=_Completion).content, took_s
     except msgspec.DecodeError:
-        raise _Failed("answered without a text") from None
+        raise _Failed("answered without a text", body) from None
 
 
-async def _end_of(new: InstanceRunner, crashes: tuple[float, ...]) -> str:
-    """How the server has ended; empty if it runs. ``crashes``: those before the proof."""
+async def _end_of(new: InstanceRunner, crashes: tuple[tuple[float, int], ...]) -> Instance | None:
+    """The server after its end; None if it runs. ``crashes``: those before the proof."""
     try:
         async with asyncio.timeout(_CAUSE_S):
-            ended = await new.until(lambda instance: instance.crashes[-1:] != crashes[-1:])
+            return await new.until(lambda instance: instance.crashes[-1:] > crashes[-1:])
     except TimeoutError:
-        return ""
-    return "ended" if ended.last is None else f"ended ({ended.last.message.rstrip('.')})"
+        return None

@@ -45,6 +45,8 @@ from llamasup.pool.upgrade.verdict import (
     Trial,
     after_crashes,
     agreement,
+    refusal,
+    shown_failure,
     speed_of,
 )
 from llamasup.pool.why import recording
@@ -103,6 +105,7 @@ class _Report(Struct, frozen=True):
     trial: Trial = Trial()
     reason: str = ""
     remedy: str = ""
+    refused: Refused | None = None
 
     def as_json(self) -> dict[str, Any]:
         """docs/upgrade.md"""
@@ -120,6 +123,7 @@ class _Report(Struct, frozen=True):
                 "speed": round(speed.gain, 3) if speed.pairs else None,
                 "text": round(agreement(pairs), 3) if pairs else None,
                 "memory_bytes": trial.memory_bytes[-1] if trial.memory_bytes else None,
+                **shown_failure(self.refused),
             },
             "models": [change.as_json() for change in self.changes],
         }
@@ -194,7 +198,8 @@ class Upgrade:
         except LlamasupError as error:
             if swap is not None:  # otherwise nothing has begun
                 self._change("refused", reason=error.message, remedy=error.remedy)
-            _log.warning("upgrade: %s %s", error.message, error.remedy)
+            said = (f"llama-server said: {line}" for line in error.lines)
+            _log.warning("upgrade: %s", " ".join((error.message, error.remedy, *error.details, *said)))
             return error
         except Exception as error:
             _log.exception("the upgrade failed")
@@ -327,7 +332,8 @@ class Upgrade:
             refused = await self._unfinished(managed, before, error)
         await self._roll_out(managed, before)
         self._note("keep", managed, after, refused.why)
-        raise _refusal(after, refused)
+        self._report = replace(self._report, refused=refused)
+        raise refusal(str(after), refused)
 
     async def _unfinished(
         self, managed: ManagedModel, before: _Build, error: LlamasupError | None
@@ -340,8 +346,9 @@ class Upgrade:
         if isinstance(error, BuildRefused) or not await self._is_of_build(managed, before, error):
             return Refused(cause, judged=False)
         if answered:
-            return Refused(f"its server ended ({cause}) at request {answered + 1} of {REQUESTS}")
-        return Refused(f"{model!r} does not start with it: {cause}")
+            why = f"its server ended ({cause}) at request {answered + 1} of {REQUESTS}"
+            return Refused(why, lines=error.lines)
+        return Refused(f"{model!r} does not start with it: {cause}", lines=error.lines)
 
     async def _is_of_build(self, managed: ManagedModel, before: _Build, error: LlamasupError) -> bool:
         """Whether the old build can load the model that has failed with ``error``, as far as is known."""
@@ -374,7 +381,7 @@ class Upgrade:
         verdicts.append(verdict)
         if isinstance(verdict, Accepted):
             return None
-        return _refusal(after, verdict)
+        return refusal(str(after), verdict)
 
     async def _roll_out_to_all(self, before: _Build, after: _Build, why: str) -> list[str]:
         """The models that no build can load now, with their errors. Raises BuildRefused; then all models have
@@ -390,7 +397,10 @@ class Upgrade:
             self._note("keep", managed, after, cause)
             if await self._is_of_build(managed, before, error):
                 await self._return(before, f"{model} does not start with the new one")
-                raise _refusal(after, Refused(f"{model!r} does not start with it: {cause}"))
+                why = f"{model!r} does not start with it: {cause}"
+                refused = Refused(why, lines=error.lines)
+                self._report = replace(self._report, refused=refused)
+                raise refusal(str(after), refused)
             left.append(f"{model!r} gets the build with its next load; now it cannot be loaded: {cause}")
         return left
 
@@ -480,11 +490,3 @@ def _refuse_problems(report: _Report) -> None:
             remedy=first.remedy,
             details=tuple(f"{id_}: {error.message}" for id_, error in problems[1:]),
         )
-
-
-def _refusal(build: _Build, verdict: Refused) -> BuildRefused:
-    if verdict.judged:
-        return BuildRefused(
-            f"The build {build} is refused: {verdict.why}.", remedy="Use another build; the old one serves."
-        )
-    return BuildUnproven(f"The build {build} is not proven: {verdict.why}.", remedy="Try again later.")

@@ -15,14 +15,15 @@ During the proof, requests go to the server of the new build, and the same ones 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.system.text import memory_text
+from llamasup.errors import BuildRefused, BuildUnproven
+from llamasup.system.text import memory_text, printable
 from llamasup.tuning.sequential import FEWEST, Interval, bounds
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "after_crashes",
     "agreement",
     "next_step",
+    "refusal",
+    "shown_failure",
     "speed_of",
 ]
 
@@ -62,6 +65,7 @@ _MOST_MEMORY, _SPARE_BYTES = 1.25, 128 << 20  # the running server has seen long
 WATCH_S = 3600.0
 """How long crashes of the new build are counted, and those of the old one before."""
 _FEWEST_CRASHES = 2  # one may be chance
+_SHOWN = 500  # letters of an answer or of a line in messages
 
 
 class Pair(Struct, frozen=True):
@@ -76,13 +80,15 @@ class Pair(Struct, frozen=True):
 
 class Trial(Struct, frozen=True):
     """``memory_bytes``: of the new server after each request; None: not measured. ``broken``: how it failed a
-    request. ``interrupted``: why no more can be learned.
+    request, with its ``answer`` and the ``lines`` of its log. ``interrupted``: why no more can be learned.
     """
 
     pairs: tuple[Pair, ...] = ()
     memory_bytes: tuple[int | None, ...] = ()
     old_memory_bytes: int | None = None
     broken: str = ""
+    answer: str = ""
+    lines: tuple[str, ...] = ()
     interrupted: str = ""
 
     @property
@@ -91,10 +97,17 @@ class Trial(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """``why``: a clause about the build. ``judged``: false if another try may have another result."""
+    """``why``: a clause about the build. ``judged``: false if another try may have another result.
+
+    ``answer``: the failed or different answer of the new build; ``expected``: that of the running one.
+    ``lines``: of the log of the failed server.
+    """
 
     why: str
     judged: bool = True
+    answer: str = ""
+    expected: str = ""
+    lines: tuple[str, ...] = ()
 
 
 class Accepted(Struct, frozen=True):
@@ -107,7 +120,8 @@ Step = Literal["compare", "ask"] | Refused | Accepted
 def next_step(trial: Trial) -> Step:
     """Send the next request to both builds, or to the new one, or end."""
     if trial.broken:
-        return Refused(f"its server {trial.broken} at request {trial.answered + 1} of {REQUESTS}")
+        why = f"its server {trial.broken} at request {trial.answered + 1} of {REQUESTS}"
+        return Refused(why, answer=trial.answer, lines=trial.lines)
     if trial.interrupted:
         return Refused(trial.interrupted, judged=False)
     speed = speed_of(trial.pairs)
@@ -145,9 +159,12 @@ def _text(trial: Trial) -> Refused | None:
     pairs = trial.pairs[: len(trial.pairs) // PROMPTS * PROMPTS]
     if not pairs or (share := agreement(pairs)) >= LEAST_AGREEMENT:
         return None
+    worst = min(pairs, key=lambda pair: _common_share(pair.old_text, pair.new_text))
     return Refused(
         f"at temperature 0 its text is that of the running build for {share:.0%} only; "
-        f"{LEAST_AGREEMENT:.0%} are needed"
+        f"{LEAST_AGREEMENT:.0%} are needed",
+        answer=worst.new_text,
+        expected=worst.old_text,
     )
 
 
@@ -208,3 +225,33 @@ def after_crashes(old: int, new: int) -> str:
     return (
         f"its servers have crashed {new} times since it serves, and those of the old build {old} times before"
     )
+
+
+# --- what users see -----------------------------------------------------------------------------------
+
+
+def refusal(build: str, verdict: Refused) -> BuildRefused:
+    """The error for this verdict. Its details show the answer. All text is short and printable."""
+    shown = (("Its answer: ", verdict.answer), ("The answer of the running build: ", verdict.expected))
+    details = tuple(f"{what}{_short(text)}" for what, text in shown if text)
+    lines = tuple(map(_short, verdict.lines))
+    if verdict.judged:
+        why, remedy = (
+            f"The build {build} is refused: {verdict.why}.",
+            "Use another build; the old one serves.",
+        )
+        return BuildRefused(why, remedy=remedy, details=details, lines=lines)
+    why = f"The build {build} is not proven: {verdict.why}."
+    return BuildUnproven(why, remedy="Try again later.", details=details, lines=lines)
+
+
+def shown_failure(verdict: Refused | None) -> Mapping[str, Any]:
+    """The fields of the report for a failed answer (docs/upgrade.md)."""
+    refused = verdict or Refused("")
+    answer, expected = (_short(text) or None for text in (refused.answer, refused.expected))
+    return {"answer": answer, "expected": expected, "lines": list(map(_short, refused.lines))}
+
+
+def _short(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

@@ -10,8 +10,6 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-__all__ = ["MAX_DECISIONS", "Decision", "Decisions", "Kind"]
-
 MAX_DECISIONS: Final = 200
 """For a pool of a few models under load, some minutes to hours; about 100 KB."""
 

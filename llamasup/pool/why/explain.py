@@ -13,8 +13,6 @@ from llamasup.pool.eviction_policy import Grounds
 from llamasup.pool.why.decision import Decision, Kind
 from llamasup.pool.why.recording import reductions_change, reductions_text, waiting_change, waiting_text
 
-__all__ = ["Explanation", "ModelView", "explain"]
-
 _ENDED: Final[frozenset[Kind]] = frozenset({"evict", "unload", "refuse", "fail"})
 _BEGUN: Final[frozenset[Kind]] = frozenset({"load", "restart", "update"})
 _STARTING: Final = frozenset({"starting", "loading", "warming"})
@@ -38,6 +36,8 @@ class ModelView(Struct, frozen=True):
     in_flight: int = 0
     queued: int = 0
     slots: int | None = None
+    max_concurrent: int | None = None
+    """The requests that run at a time, where the user limits them."""
     reduced: tuple[Reduction, ...] = ()
     waits: Grounds | None = None
     overdue_in_s: float | None = None
@@ -178,6 +178,12 @@ def _queue(view: ModelView) -> Explanation:
     waits = "waits" if view.queued == 1 else "wait"
     if view.state != "ready":
         return Explanation((f"{requests} {waits} for it.",))
+    limit = view.max_concurrent
+    if limit is not None and (view.slots is None or limit < view.slots):
+        return Explanation(
+            (f"{requests} {waits} because max_concurrent is {limit}.",),
+            ("More requests run at a time with a larger max_concurrent.",),
+        )
     if view.slots == 1:
         slots = "its only slot is busy"
     else:

@@ -105,7 +105,7 @@ def of_event(event: PublishedEvent, time: datetime, grounds: Mapping[str, Ground
         case ModelUnloading(model, reason, _):
             why, change = _UNLOADED[reason]
             return Decision(time, model, "unload", f" because {why}", change)
-        case LoadFailed(model, error):
+        case LoadFailed(str() as model, error) if not event.follows_exit:
             return Decision(time, model, "refuse", f": {_clause(error.message)}", _sentences(error.remedy))
         case ServerExited(model, _, _, diagnosis, None):
             return Decision(

@@ -15,8 +15,6 @@ from llamasup.http.token_meter import TokenMeter
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["TAIL_PIECES", "MeteredTail", "items_of", "reported", "unreported"]
-
 # References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
 # and the last chunk, each perhaps in its own read; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
@@ -61,13 +59,10 @@ def unreported(
     first_byte_at: float,
     now: float,
 ) -> int:
-    """The estimate of unreported tokens, for the quota of a key and for the usage. The request was sent
-    completely, and its answer, if any, has the status 200. A failure of llama-server costs only the received
-    tokens. ``streams``: the answer is a stream of events, or would have been.
+    """The estimate of unreported tokens, for the quota of a key and for the usage, whatever has ended the
+    answer. The request was sent completely, and its answer, if any, has the status 200. ``streams``: the
+    answer is a stream of events, or would have been.
     """
-    by_client = outcome in ("ok", "client_gone", "timed_out")
-    if not by_client and meter is None:
-        return 0
     route = request.head.route
     since = first_byte_at if streams and first_byte_at else request_sent_at
     window = endpoint.window
@@ -79,10 +74,10 @@ def unreported(
         events=meter.events if meter is not None else 0,
         whole=outcome == "ok",
         streams=streams,
-        generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
+        generates=route.work in (Work.TEXT, None),
         reports_all_prompts=lists_of(route.label) != PROMPTS,
-        prompt_bytes=request.body_bytes if by_client else 0,
-        seconds=now - since if by_client else 0.0,
+        prompt_bytes=request.body_bytes,
+        seconds=now - since,
         begun=first_byte_at > 0.0,
         tokens_per_s=endpoint.tokens_per_s,
         max_concurrent=endpoint.slots,

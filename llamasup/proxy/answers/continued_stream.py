@@ -13,8 +13,6 @@ from llamasup.proxy.answers.sse_keepalive import KeepaliveStream
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request
 
-__all__ = ["ContinuedStream", "is_continuable"]
-
 
 def is_continuable(request: Request) -> bool:
     """Whether the answer may be kept: its form is known, and its request is small enough."""
@@ -82,8 +80,12 @@ class ContinuedStream:
     def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
         self._repeats, self._on_failure = repeats, fail
 
-    def continued_body(self) -> bytes:
-        return self._recording.continued_body()
+    @property
+    def uncounted(self) -> str:
+        return self._recording.uncounted
+
+    def continued_body(self, tokens: int = 0) -> bytes:
+        return self._recording.continued_body(tokens)
 
     def end(self) -> None:
         self._recording.end()

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.models.redaction import without_folders
 
-__all__ = ["RedactedBody"]
-
 
 class RedactedBody:
     """Buffers a complete answer, and forwards it without the folders of this machine.

@@ -14,8 +14,6 @@ from time import monotonic, sleep
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.system.native import native
 
-__all__ = ["BACKLOG", "bind", "bind_unix", "socket_lock"]
-
 _LOCK_WAIT_S = 5.0  # a process holds the lock for the time of a connect() and a bind()
 _LOCK_FILE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))
 BACKLOG = 1024  # connects that arrive in one burst before the loop accepts them

@@ -16,8 +16,6 @@ from llamasup.proxy.listeners.bind import bind, bind_unix, socket_lock
 from llamasup.proxy.listeners.tls import TlsContext
 from llamasup.system.storage.folders import device_and_inode
 
-__all__ = ["ListenerSet", "listen"]
-
 
 class ListenerSet(Struct):
     """Listening sockets and their addresses. Close it with ``close``, once."""

@@ -188,7 +188,8 @@ class Handshake:
     def begin(self, context: ssl.SSLContext) -> None:
         self._accepted.setblocking(False)
         try:
-            refusal = self.proxy.on_connect(self, self._client, unauthenticated=self.access.needs_key)
+            client = "" if self._client in self.access.proxies else self._client
+            refusal = self.proxy.on_connect(self, client, unauthenticated=self.access.needs_key)
         except ConnectionAbortedError:
             refusal = TOO_MANY
         if refusal is None:

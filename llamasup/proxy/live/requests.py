@@ -44,7 +44,7 @@ class LiveRequests:
     """``connections``: all open ones.
 
     ``query_slots`` returns the busy slots of the llama-server of an endpoint, in the order of their tasks;
-    None: it gave no answer.
+    None: it gave no answer. ``needs_key``: whether a client without a key is unknown.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class LiveRequests:
         connections: Iterable[LiveConnection],
         query_slots: QuerySlots,
         clock: Callable[[], float] = monotonic,
+        *,
+        needs_key: Callable[[], bool] = lambda: False,
     ) -> None:
         self._connections = connections
         self.ended_so_far = 0
@@ -59,10 +61,17 @@ class LiveRequests:
         self._ended: deque[tuple[datetime, RequestRecord]] = deque(maxlen=MAX_ENDED)
         self._query_slots = query_slots
         self._clock = clock
+        self._needs_key = needs_key
         self._answers: dict[Endpoint, Sequence[SlotProgress]] = {}
         self._answered_s = float("-inf")
         self._querying = asyncio.Lock()
         self._first_tokens: dict[tuple[Endpoint, int], tuple[float, int]] = {}
+
+    def _is_kept_refusal(self, record: RequestRecord) -> bool:
+        """Whether it is a refusal of a known client. Unknown clients may cause any number of refusals."""
+        is_unknown = record.status in (401, 403) or self._needs_key()
+        is_known = record.client.startswith("key:") or not is_unknown
+        return record.outcome == "refused" and bool(record.cause) and is_known
 
     async def in_flight(self, *, settled_s: float = 0.0) -> tuple[LiveRequest, ...]:
         """The requests in flight, oldest first. llama-server is asked for the slots only if a request has had
@@ -78,8 +87,8 @@ class LiveRequests:
         return tuple(sorted(shown, key=lambda request: -request.age_s))
 
     def note_ended(self, record: RequestRecord) -> None:
-        """Keep a finished request, if it was for a model."""
-        if record.model:
+        """Keep a finished request, if it was for a model, or if a client may ask why it was refused."""
+        if record.model or self._is_kept_refusal(record):
             self.ended_so_far += 1
             self._ended.append((datetime.now(UTC), record))
 

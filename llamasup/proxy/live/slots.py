@@ -15,8 +15,6 @@ from llamasup.llama_server.answers import SlotProgress
 from llamasup.proxy.live.state import LivePhase, LiveRequest
 from llamasup.queueing.endpoint import Endpoint, Lease
 
-__all__ = ["slots_of", "with_progress"]
-
 
 def slots_of(
     endpoint: Endpoint, unsent: Collection[Lease], slots: Sequence[SlotProgress]

@@ -12,8 +12,6 @@ from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
 
-__all__ = ["InFlight", "LiveConnection", "LivePhase", "LiveRequest", "described", "phase_of"]
-
 
 class LivePhase(StrEnum):
     """``ended`` is the phase of a finished request in a list that also has those in flight."""

@@ -17,14 +17,13 @@ from llamasup.proxy.upstream.connection import Upstream
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["Abandoned"]
-
 
 class Abandoned:
     """Replaces the exchange on the upstream connection: discards the answer, and waits for its end.
 
     It also ends when the generation ends. Nothing else waits for it. The key is charged for the time until
     then, which is short for a stream, because llama-server stops a stream at once.
+    ``on_crash`` is called if the generation has crashed meanwhile.
     ``max_tokens``: the rest of the context after the tokens that are charged already; None: unknown.
     """
 
@@ -32,6 +31,7 @@ class Abandoned:
         "_clock",
         "_jobs",
         "_lease",
+        "_on_crash",
         "_quota",
         "_since",
         "_upstream",
@@ -43,8 +43,14 @@ class Abandoned:
     is_replayable: Final = False
 
     def __init__(
-        self, lease: Lease, request: Request, upstream: Upstream, clock: Callable[[], float]
+        self,
+        lease: Lease,
+        request: Request,
+        upstream: Upstream,
+        clock: Callable[[], float],
+        on_crash: Callable[[Unavailable], None],
     ) -> None:
+        self._on_crash = on_crash
         self._clock = clock
         self._since = clock()
         self._lease = lease
@@ -84,7 +90,9 @@ class Abandoned:
         """llama-server closed the connection, as it does after it has cancelled a request."""
         self._end()
 
-    def _generation_ended(self, _why: Unavailable) -> None:
+    def _generation_ended(self, why: Unavailable) -> None:
+        if self._lease.endpoint.crashed:
+            self._on_crash(why)
         self._upstream.abort()
         self._end()
 

@@ -15,7 +15,8 @@ from typing import Final, Protocol, cast
 import httptools
 
 from llamasup.http.head_cache import KnownHead, compile_head
-from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
+from llamasup.http.heads import HeadRules, RawHeaders
+from llamasup.http.response_heads import read_response_headers
 from llamasup.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
 from llamasup.proxy.outbox import Outbox
 from llamasup.system.native import native
@@ -25,6 +26,7 @@ __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 REQUESTS_PER_CONNECTION: Final = 100  # of llama-server
 COPY_BYTES: Final = 64 * 1024  # a smaller body is copied to its head: cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
+_BODY_DECIDES: Final = (500, 503)  # a shared context is full; a node refuses a request that ends servers
 LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more than the kernel buffers
 _STATUSES_WITHOUT_BODY: Final = tuple(b"%d" % status for status in WITHOUT_BODY)
 
@@ -121,6 +123,7 @@ class Upstream(asyncio.Protocol):
         "_head_held",
         "_headers",
         "_headers_complete",
+        "_held_body",
         "_interim",
         "_keep_alive",
         "_parser",
@@ -170,6 +173,7 @@ class Upstream(asyncio.Protocol):
     def _reset(self) -> None:
         self._framing: Framing | None = None  # of the body that is read next; None: a head is read next
         self._head_held = False
+        self._held_body = b""
         self._headers: RawHeaders = []
         self._content_length: bytes | None = None
         self._transfer_coding: bytes | None = None
@@ -410,7 +414,7 @@ class Upstream(asyncio.Protocol):
 
         llama-server sends the head of a stream once a slot takes the request, and then nothing until the
         prompt is done (b11434: 7.6 s of 8 s in a measured request). The request can be sent again until the
-        client has received a byte (S10).
+        client has received a byte (S10). For some errors, the whole body decides whether the client gets it.
         """
         if not self._headers_complete or self._untrusted or self.status < 200:
             self._broken(exchange, "sent a malformed response")
@@ -425,7 +429,10 @@ class Upstream(asyncio.Protocol):
             else:
                 self._begin_chunked(exchange, body)
         elif framing is LENGTH and length is not None:
-            self._begin_with_length(exchange, length, body)
+            if self.status in _BODY_DECIDES and len(body) < int(length) <= COPY_BYTES:
+                self._head_held, self._held_body = True, body
+            else:
+                self._begin_with_length(exchange, length, body)
         elif framing is EMPTY:
             self._begin_without_body(exchange, body)
         else:
@@ -456,6 +463,9 @@ class Upstream(asyncio.Protocol):
             self._finish(exchange)
 
     def _release_head(self, exchange: ResponseReceiver, body: bytes) -> None:
+        if self._transfer_coding is None:  # an error
+            self._begin(exchange, self._held_body + body)
+            return
         try:
             self._feed(body)
         except httptools.HttpParserError:

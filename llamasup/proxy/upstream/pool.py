@@ -80,24 +80,6 @@ CONGESTED_AFTER_S: Final = 0.25  # the wait for a first answer after which idle 
 class UpstreamPool:
     """The connections to one endpoint, and so to one generation. Dropped when the endpoint closes."""
 
-    __slots__ = (
-        "_all_closed",
-        "_connect_s",
-        "_endpoint",
-        "_idle",
-        "_idle_s",
-        "_open",
-        "_tasks",
-        "_waiting",
-        "known_head",
-        "known_headers",
-        "known_lines",
-        "known_streams_events",
-        "outbox",
-        "requests_per_connection",
-        "rules",
-    )
-
     def __init__(
         self,
         endpoint: Endpoint,
@@ -170,6 +152,8 @@ class UpstreamPool:
             self._all_closed.set()
         if upstream in self._idle:
             self._idle.remove(upstream)
+            if self._endpoint.node is not None:  # it has closed it: perhaps it has ended
+                self._endpoint.node.suspect()
 
     def awaits_first_answer(self, upstream: Upstream) -> None:
         self._waiting[upstream] = monotonic()

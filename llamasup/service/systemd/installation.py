@@ -7,10 +7,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
+from typing import Self
 
 from msgspec import Struct
 
-from llamasup.errors import ConfigInvalid, UsageInvalid
+from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 from llamasup.http.address import is_local
 from llamasup.llama_server.inspect import Runtime
 from llamasup.service.systemd.systemctl import (
@@ -19,13 +20,20 @@ from llamasup.service.systemd.systemctl import (
     unreadable_by_others,
     unwritable_by_others,
 )
-from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, is_hidden, own_folders
+from llamasup.service.systemd.unit_file import (
+    Credential,
+    Unit,
+    is_hidden,
+    odd_names,
+    own_folders,
+)
 from llamasup.system.native import native
 from llamasup.system.own_command import own_command, python_executable
 
 __all__ = [
     "CREDENTIALS",
     "Account",
+    "Obstacles",
     "Requirements",
     "build_unit",
     "check_service_address",
@@ -37,6 +45,7 @@ __all__ = [
 ]
 
 _MIN_FREE_PORT = 1024
+_MAX_REASONS = 8  # a split model has many files
 CREDENTIALS: Mapping[str, str] = {
     "api_key_file": "--api-key-file",
     "tls_cert": "--tls-cert",
@@ -44,6 +53,40 @@ CREDENTIALS: Mapping[str, str] = {
     "token_file": "--token-file",
 }
 """Options whose files may be readable only for their owner, by field."""
+
+
+class Obstacles:
+    """Collects the errors of checks, each ``with obstacles:``, so that the user sees all of them at once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, LlamasupError] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> bool:
+        if isinstance(error, LlamasupError):
+            self.add(error)
+        return isinstance(error, LlamasupError)
+
+    def add(self, error: LlamasupError) -> None:
+        self._found.setdefault(error.message, error)
+
+    def raise_all(self) -> None:
+        """Raise the error that was found, or one that describes all, with the exit code of the first."""
+        found = list(self._found.values())
+        if not found:
+            return
+        first = found[0]
+        if len(found) == 1:
+            raise first
+        details: list[str] = []
+        for error in found:
+            details += (error.message, *(f"    {line}" for line in error.details))
+            details += [f"  → {error.remedy}"] if error.remedy else []
+        merged = LlamasupError(f"{len(found)} problems prevent this service:", details=tuple(details))
+        merged.exit_code, merged.cause, merged.http_status = first.exit_code, first.cause, first.http_status
+        raise merged
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -85,13 +128,16 @@ class Requirements(Struct, frozen=True, kw_only=True):
     has_nodes: bool = False
 
 
-def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
-    """The unit. Raises UsageInvalid and ConfigInvalid if its user cannot read or write a file."""
+def build_unit(name: str, account: Account, requirements: Requirements, obstacles: Obstacles) -> Unit:
+    """The unit. Raises all ``obstacles``, among them each file that its user cannot read or write."""
     command = own_command("llamasup")
     if command is None:
-        raise UsageInvalid(
-            "This application has no program that systemd can start as llamasup.",
-            remedy="Install llamasup itself on this machine, and use its `llamasup service`.",
+        command = ("llamasup",)
+        obstacles.add(
+            UsageInvalid(
+                "This application has no program that systemd can start as llamasup.",
+                remedy="Install llamasup itself on this machine, and use its `llamasup service`.",
+            )
         )
     program = (str(plain_path(command[0])), *command[1:])
     own = own_folders(name)
@@ -101,7 +147,7 @@ def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
         if not any(PurePath(folder).is_relative_to(parent) for parent in own)
     }
     unit = Unit(
-        name=checked_name(name),
+        name=name,
         command=(*program, *requirements.arguments),
         reload_command=(*program, "reload", "--pid"),
         drain_timeout_s=requirements.drain_timeout_s,
@@ -119,59 +165,67 @@ def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
         systemd_version=systemd_version(),
     )
     if not account.of_user:
-        _check_writable(unit, account, written)
+        _check_writable(unit, account, written, obstacles)
     if account.is_dynamic:
-        _check_readable(unit)
+        with obstacles:
+            _check_readable(unit)
+    for error in odd_names(unit):
+        obstacles.add(error)
+    obstacles.raise_all()
     return unit
 
 
 # --- checks ------------------------------------------------------------------------------------------
 
 
-def check_service_address(hosts: Iterable[str], port: int, *, needs_key: bool, remedy: str) -> None:
+def check_service_address(
+    obstacles: Obstacles, hosts: Iterable[str], port: int, *, needs_key: bool, remedy: str
+) -> None:
     """``needs_key``: no API key is set, and --insecure-no-auth neither; ``remedy`` is for this case."""
     if not 0 <= port <= 65535:
-        raise UsageInvalid(
-            f"--port {port} is not a valid port.", remedy="Use 1 to 65535, or 0 for any free one."
+        obstacles.add(
+            UsageInvalid(
+                f"--port {port} is not a valid port.", remedy="Use 1 to 65535, or 0 for any free one."
+            )
         )
     if 0 < port < _MIN_FREE_PORT:
-        raise UsageInvalid(
-            f"--port {port} needs a privilege that the service does not get.",
-            remedy="Use a port above 1023, or let systemd open it (docs/systemd.md, Socket activation).",
+        obstacles.add(
+            UsageInvalid(
+                f"--port {port} needs a privilege that the service does not get.",
+                remedy="Use a port above 1023, or let systemd open it (docs/systemd.md, Socket activation).",
+            )
         )
     outside = [host for host in hosts if not is_local(host)]
     if outside and needs_key:
-        raise ConfigInvalid(
-            f"--host {outside[0]} can be reached from other machines, and no API key is set.", remedy=remedy
-        )
+        text = f"--host {outside[0]} can be reached from other machines, and no API key is set."
+        obstacles.add(ConfigInvalid(text, remedy=remedy))
 
 
 def _check_readable(unit: Unit) -> None:
     hidden = [path for path in unit.needed_paths if is_hidden(path)]
-    reason = unreadable_by_others(unit.needed_paths, hidden)
-    if reason is not None:
+    if reasons := unreadable_by_others(unit.needed_paths, hidden):
+        shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
         raise ConfigInvalid(
-            f"The service's user cannot read all its files: {reason}.",
+            f"The service's user cannot read all its files: {shown}.",
             remedy="Make them readable for others (chmod o+rX), or choose a user with --run-as USER.",
         )
 
 
-def _check_writable(unit: Unit, account: Account, written: Mapping[str, str]) -> None:
+def _check_writable(unit: Unit, account: Account, written: Mapping[str, str], obstacles: Obstacles) -> None:
     """Check that the folders exist and are writable for a dynamic user; a ``run_as`` user is not checked."""
     own = own_folders(unit.name)[0]
     for folder, what in written.items():
+        reasons = unwritable_by_others([folder], [folder] if is_hidden(folder) else [])
         if not Path(folder).is_dir():
-            raise ConfigInvalid(
-                f"{what}: the folder {folder} does not exist, and the service cannot create it.",
-                remedy=f"Create it first, or use a folder below {own}, which belongs to the service.",
-            )
-        reason = unwritable_by_others([folder], [folder] if is_hidden(folder) else [])
-        if account.is_dynamic and reason is not None:
-            raise ConfigInvalid(
-                f"{what}: the service's user cannot write there: {reason}.",
-                remedy=f"Use a folder below {own}, which belongs to the service, or choose a user that can "
-                "write there with --run-as USER.",
-            )
+            problem = f"the folder {folder} does not exist, and the service cannot create it"
+            remedy = f"Create it first, or use a folder below {own}, which belongs to the service."
+        elif account.is_dynamic and reasons:
+            problem = f"the service's user cannot write there: {'; '.join(reasons)}"
+            remedy = f"Use a folder below {own}, which belongs to the service, or choose a user that can "
+            remedy += "write there with --run-as USER."
+        else:
+            continue
+        obstacles.add(ConfigInvalid(f"{what}: {problem}.", remedy=remedy))
 
 
 # --- paths -------------------------------------------------------------------------------------------

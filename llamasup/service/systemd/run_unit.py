@@ -13,10 +13,13 @@ from llamasup.auth.key_source import KeyFile
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.http.address import addresses
 from llamasup.llama_server.argv_builder import with_absolute_paths
-from llamasup.planning.facts import DEMO, Launch, prepare
+from llamasup.llama_server.inspect import find_runtime
+from llamasup.planning.demo import DEMO
+from llamasup.planning.facts import Launch, prepare
 from llamasup.service.systemd.installation import (
     CREDENTIALS,
     Account,
+    Obstacles,
     Requirements,
     build_unit,
     check_service_address,
@@ -52,43 +55,59 @@ class ServiceRequest(Struct, frozen=True):
 def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
     """The unit, after all checks that need no started process.
 
-    Raises the errors of ``llamasup run`` for the model and the runtime, UsageInvalid and ConfigInvalid.
+    Raises the errors of ``llamasup run`` for the model and the runtime, UsageInvalid and ConfigInvalid. If
+    there are several, one error describes them all.
     """
+    obstacles = Obstacles()
     name = request.name if request.name is not None else name_for(request.model, request.settings.alias)
     given: dict[str, Any] = dict(request.given)
     hosts = tuple(addresses(given["host"]))
-    request.account.check()
+    with obstacles:
+        request.account.check()
+    with obstacles:
+        checked_name(name)
     check_service_address(
+        obstacles,
         hosts,
         given["port"],
         needs_key=not (given["api_key_file"] or given["insecure_no_auth"]),
         remedy="Give --api-key-file: a service does not see your $LLAMASUP_API_KEY.",
     )
-    launch = prepare(request.model, request.settings, runtime=request.runtime, environ=environ)
-    launch, paths = model_paths(launch, is_demo=request.model == DEMO)
-    model = DEMO if request.model == DEMO else str(launch.model_path)
+    launch, paths = None, list[Path]()
+    with obstacles:
+        prepared = prepare(request.model, request.settings, runtime=request.runtime, environ=environ)
+        launch, paths = model_paths(prepared, is_demo=request.model == DEMO)
+    if launch is None:
+        with obstacles:  # a model with an error is read before the runtime is searched
+            find_runtime(request.runtime, environ)
     for option, value in given.items():
         if isinstance(value, Path) and str(value) != "-":
             given[option] = plain_path(expanded(str(value)))
     if given["api_key_file"] is not None:
-        KeyFile(given["api_key_file"])  # raises if the file is invalid
+        with obstacles:
+            KeyFile(given["api_key_file"])  # raises if the file is invalid
     credentials = tuple(
         Credential(option, str(given.pop(field)))
         for field, option in _CREDENTIALS.items()
         if given[field] is not None
     )
     given = {**dict.fromkeys(_CREDENTIALS), **given}
-    settings = _keep_none(launch, request.settings)
+    arguments, read = list[str](), list[Path]()
+    if launch is not None:
+        settings = _keep_none(launch, request.settings)
+        model = DEMO if request.model == DEMO else str(launch.model_path)
+        arguments = request.arguments(model, settings, given, runtime_argument(launch.runtime))
+        read = [*program_paths(launch.runtime), *paths]
     requirements = Requirements(
-        arguments=tuple(request.arguments(model, settings, given, runtime_argument(launch.runtime))),
+        arguments=tuple(arguments),
         hosts=hosts,
-        read=with_real_paths([*program_paths(launch.runtime), *paths]),
+        read=with_real_paths(read),
         written=written_folders(hosts, given["access_log"]),
         drain_timeout_s=given["drain_timeout_s"],
         stop_timeout_s=given["stop_timeout_s"],
         credentials=credentials,
     )
-    return build_unit(checked_name(name), request.account, requirements)
+    return build_unit(name, request.account, requirements, obstacles)
 
 
 def _keep_none(launch: Launch, given: Settings) -> Settings:

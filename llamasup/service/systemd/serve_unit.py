@@ -16,12 +16,14 @@ from llamasup.config import Config
 from llamasup.errors import ConfigInvalid, ModelMissing
 from llamasup.http.address import addresses
 from llamasup.llama_server.inspect import find_runtime
-from llamasup.planning.facts import DEMO, find_model
+from llamasup.planning.demo import DEMO
+from llamasup.planning.facts import find_model
 from llamasup.pool.estimate import prepare_listed
 from llamasup.service.inventory import read_inventory
 from llamasup.service.systemd.installation import (
     CREDENTIALS,
     Account,
+    Obstacles,
     Requirements,
     build_unit,
     check_service_address,
@@ -63,34 +65,37 @@ def service_environment(name: str, account: Account, environ: Mapping[str, str])
     return {"HOME": state, "STATE_DIRECTORY": state, "CACHE_DIRECTORY": cache, "RUNTIME_DIRECTORY": run}
 
 
-def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
+def serve_unit(request: ServeRequest, environ: Mapping[str, str], obstacles: Obstacles) -> Unit:
     """The unit, after all checks that need no started process.
 
     Raises ModelMissing and ModelInvalid for a model of the config; RuntimeMissing, UsageInvalid and
-    ConfigInvalid.
+    ConfigInvalid. If there are several ``obstacles``, one error describes them all.
     """
     config, given, account = request.config, dict(request.given), request.account
     hosts = config.hosts if given["host"] is None else tuple(addresses(given["host"]))
     files = {**_files_of(config), **{field: given.pop(field) for field in CREDENTIALS if given[field]}}
-    account.check()
     check_service_address(
+        obstacles,
         hosts,
         config.port if given["port"] is None else given["port"],
         needs_key=not (files["api_key_file"] or config.auth.insecure_no_auth or given["insecure_no_auth"]),
         remedy="Give auth.api_key_file in the config: a service does not see your $LLAMASUP_API_KEY.",
     )
     if config.caches and not account.of_user:
-        raise ConfigInvalid(
-            f"caches: {', '.join(config.caches)}: these folders are in your home, which a system service "
-            "does not use.",
-            remedy="Add the folder to models_dir.",
-        )
+        folders = f"caches: {', '.join(config.caches)}: these folders are in your home"
+        text = f"{folders}, which a system service does not use."
+        obstacles.add(ConfigInvalid(text, remedy="Add the folder to models_dir."))
     if config.runtime.watch and is_hidden(config.runtime.path or ""):
-        raise ConfigInvalid(
-            f"runtime.watch: a service cannot follow {config.runtime.path!r}, which its sandbox hides.",
-            remedy="Put llama.cpp into another folder, such as one in /opt, or remove watch.",
-        )
-    runtime = find_runtime(request.runtime, environ, config.runtime.path)
+        text = f"runtime.watch: a service cannot follow {config.runtime.path!r}, which its sandbox hides."
+        remedy = "Put llama.cpp into another folder, such as one in /opt, or remove watch."
+        obstacles.add(ConfigInvalid(text, remedy=remedy))
+    runtime, read = None, list[Path]()
+    with obstacles:
+        runtime = find_runtime(request.runtime, environ, config.runtime.path)
+        read += program_paths(runtime)
+    path = None if runtime is None else runtime_argument(runtime)
+    with obstacles:
+        read += [] if request.config_file is None else _config_paths(request.config_file)
     downloads = _downloads(config)
     # A user's own service reads the files itself.
     named = files if not account.of_user else {field: request.given[field] for field in CREDENTIALS}
@@ -99,16 +104,15 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
             request.arguments(
                 request.config_file,
                 {**dict.fromkeys(CREDENTIALS), **given},
-                None if request.runtime is None and config.runtime.watch else runtime_argument(runtime),
+                None if request.runtime is None and config.runtime.watch else path,
             )
         ),
         hosts=hosts,
         read=with_real_paths(
             [
-                *program_paths(runtime),
-                *([] if request.config_file is None else _config_paths(request.config_file)),
+                *read,
                 *config.models_dir,
-                *_files_of_models(config, runtime_argument(runtime), environ),
+                *_files_of_models(config, path, environ, obstacles),
                 *_files_of_peers(config),
             ]
         ),
@@ -125,7 +129,7 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
         downloads=downloads,
         has_nodes=bool(config.peers),
     )
-    return build_unit(request.name, account, requirements)
+    return build_unit(request.name, account, requirements, obstacles)
 
 
 def _files_of(config: Config) -> dict[str, Path | None]:
@@ -179,7 +183,9 @@ def _files_of_peers(config: Config) -> Iterator[Path]:
         yield from filter(None, (entry.key_file, entry.ca_file))
 
 
-def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -> Iterator[Path]:
+def _files_of_models(
+    config: Config, runtime: str | None, environ: Mapping[str, str], obstacles: Obstacles
+) -> Iterator[Path]:
     """The files of the models that the config names; other models in its folders may change."""
     has_demo = any(entry.path == DEMO for entry in config.models.values())
     demo = str(find_model(DEMO)) if has_demo else None
@@ -187,7 +193,9 @@ def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -
         if spec.is_remote or not any(name in config.models for name in spec.names):
             continue
         if not spec.source:
-            raise ModelMissing(f"{spec.problem}.", remedy="Set its path, repo or url.")
-        launch = prepare_listed(spec, runtime=runtime, environ=environ)
-        yield from model_paths(launch, is_demo=spec.source == demo)[1]
-        yield from map(Path, spec.settings.adapters)
+            obstacles.add(ModelMissing(f"{spec.problem}.", remedy="Set its path, repo or url."))
+        elif runtime is not None:
+            with obstacles:
+                launch = prepare_listed(spec, runtime=runtime, environ=environ)
+                yield from model_paths(launch, is_demo=spec.source == demo)[1]
+            yield from map(Path, spec.settings.adapters)

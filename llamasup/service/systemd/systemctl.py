@@ -7,7 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,33 +149,37 @@ def gpu_groups() -> tuple[str, ...]:
     return tuple(name for name in ("render", "video") if native.has_group(name))
 
 
-def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> str | None:
-    """Why a user without files here cannot read one of ``paths``; None if all are readable.
+def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
+    """Why a user without files here cannot read some of ``paths``; empty if all are readable.
 
     The parents of ``hidden`` paths do not count, as the sandbox creates them.
     """
     return _closed_to_others(paths, hidden, stat.S_IROTH)
 
 
-def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> str | None:
-    """Like ``unreadable_by_others``: why such a user cannot create files in one of ``folders``."""
+def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
+    """Like ``unreadable_by_others``: why such a user cannot create files in some of ``folders``."""
     return _closed_to_others(folders, hidden, stat.S_IWOTH)
 
 
-def _closed_to_others(paths: Sequence[str], hidden: Sequence[str], right: int) -> str | None:
+def _closed_to_others(paths: Sequence[str], hidden: Sequence[str], right: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_closed_parts(paths, hidden, right)))
+
+
+def _closed_parts(paths: Sequence[str], hidden: Sequence[str], right: int) -> Iterator[str]:
     for path in map(Path, paths):
         parents = [] if str(path) in hidden else list(path.resolve().parents)
         for part in (path, *parents):
             try:
                 mode = part.stat().st_mode
             except OSError as error:
-                return f"{part}: {error.strerror}"
+                yield f"{part}: {error.strerror}"
+                continue
             needed = right if part is path else 0
             if stat.S_ISDIR(mode):
                 needed |= stat.S_IXOTH
             if mode & needed != needed:
-                return f"{part} has mode {stat.S_IMODE(mode):04o}"
-    return None
+                yield f"{part} has mode {stat.S_IMODE(mode):04o}"
 
 
 def _unusable(path: Path, error: OSError) -> ServiceManagerFailed:

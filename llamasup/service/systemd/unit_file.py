@@ -9,7 +9,7 @@ choices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ __all__ = [
     "is_home",
     "is_ours",
     "name_for",
+    "odd_names",
     "own_folders",
     "unit_text",
 ]
@@ -300,16 +301,19 @@ def _sandbox(unit: Unit) -> list[str]:
         return ["# Options that need neither root nor user namespaces.", *_SECCOMP.splitlines()]
     lines = ["# Files and devices.", *_FILES_AND_DEVICES.splitlines()]
     # "-": llamasup reports a missing path, with a remedy.
-    written = _outermost(unit.written_folders)
-    lines += [
-        f'BindReadOnlyPaths="-{_path(path)}"'
-        for path in _outermost(filter(is_hidden, unit.needed_paths))
-        if not _is_below(path, written)
-    ]
+    written, read = _opened(unit)
+    lines += [f'BindReadOnlyPaths="-{_path(path)}"' for path in read]
     lines += [f'{"BindPaths" if is_hidden(path) else "ReadWritePaths"}="-{_path(path)}"' for path in written]
     if unit.stays_here:
         lines += ["# Only this machine has access.", "IPAddressDeny=any", "IPAddressAllow=localhost"]
     return [*lines, *_KERNEL.splitlines(), *_SECCOMP.splitlines()]
+
+
+def _opened(unit: Unit) -> tuple[list[str], list[str]]:
+    """The paths that the sandbox of a system unit opens: for writing, and only for reading."""
+    written = _outermost(unit.written_folders)
+    read = _outermost(filter(is_hidden, unit.needed_paths))
+    return written, [path for path in read if not _is_below(path, written)]
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
@@ -320,6 +324,21 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(PurePath(path).is_relative_to(folder) for folder in folders)
+
+
+def odd_names(unit: Unit) -> Iterator[UsageInvalid]:
+    """The error of ``unit_text`` for each name that systemd cannot read."""
+    files = [file.path for file in unit.credentials]
+    checks = [(_quoted, [*unit.command, *(files if unit.of_user else ())])]
+    if not unit.of_user:
+        checks += [(_path, path) for path in _opened(unit)]
+        checks.append((_value, files))
+    for check, names in checks:
+        for name in names:
+            try:
+                check(name)
+            except UsageInvalid as error:
+                yield error
 
 
 # --- quoting -----------------------------------------------------------------------------------------

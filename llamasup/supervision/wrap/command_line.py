@@ -26,18 +26,6 @@ from llamasup.llama_server.user_options import (
 )
 from llamasup.settings.names import names_of
 
-__all__ = [
-    "Tls",
-    "WrappedLine",
-    "child_argv",
-    "child_environ",
-    "parse_line",
-    "program_of",
-    "query_environ",
-    "read_key_file",
-    "redacted_program",
-]
-
 _ADDRESS_OPTIONS = ("--host", "--port", "--reuse-port", "--ssl-key-file", "--ssl-cert-file")
 _INFO_OPTIONS = ("--help", "--version", "--list-devices", "--cache-list", "--completion-bash")
 _OTHER_SOURCES = ("--model-url", "--hf-repo", "--hf-file", "--docker-repo")

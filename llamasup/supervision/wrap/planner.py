@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,20 +17,16 @@ from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageI
 from llamasup.gguf.facts import ModelClass
 from llamasup.gguf.files import read_model
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
     parse_version,
 )
-from llamasup.llama_server.plan_limits import Adjustment, Reduction
-from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.llama_server.user_options import config_files_in, read_config
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.measured.load_times import LoadFacts, LoadTimes
-from llamasup.supervision.plan_protocol import ChildPlan
+from llamasup.supervision.plan_protocol import ChildPlan, FixedPlan, FixedPlanner
 from llamasup.supervision.wrap.command_line import (
     WrappedLine,
     child_argv,
@@ -43,13 +38,12 @@ from llamasup.supervision.wrap.command_line import (
     redacted_program,
 )
 from llamasup.system.process.platform import free_loopback_port
+from llamasup.system.process.run_folder import scratch_folder
 from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.folders import atomic_write
 
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
-
-__all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober_for"]
 
 _ASK_TIMEOUT_S = 20.0
 _KEY_BYTES = 24
@@ -98,26 +92,6 @@ class Wrapping(Struct, frozen=True):
         return not self.uses_socket and not self.has_keys
 
 
-class WrappedPlan(Struct, frozen=True):
-    """How to start one generation (a ``ChildPlan``)."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    address: Address
-    api_key: str | None
-    model_class: ModelClass
-    checked: bool = False
-    parallel: int | None = None
-    ctx_size: int | None = None
-    slots: KeptSlots | None = None
-    nice: int | None = None
-    ignores_sigpipe: bool = False
-    device: str | None = None
-    reduced: tuple[Reduction, ...] = ()
-    workers: tuple[str, ...] = ()
-    warnings: tuple[tuple[str, str], ...] = ()
-
-
 def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
     """Parse a command line by the program's own ``--help``. Starts no server.
 
@@ -142,7 +116,7 @@ def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrappin
     )
 
 
-class WrappedPlanner:
+class WrappedPlanner(FixedPlanner):
     """Plans every generation with the same command line and a new address. ``folder``: the run folder."""
 
     def __init__(self, wrapping: Wrapping, folder: Path) -> None:
@@ -150,7 +124,7 @@ class WrappedPlanner:
         self._folder = folder
         self._times: LoadTimes | None = None
 
-    def plan(self, generation: int) -> WrappedPlan:
+    def plan(self, generation: int) -> FixedPlan:
         wrapping = self._wrapping
         line = wrapping.line
         address: Address
@@ -164,7 +138,7 @@ class WrappedPlanner:
             path = self._folder / f"{generation}.key"
             atomic_write(path, key.encode())
             key_file = str(path)
-        return WrappedPlan(
+        return FixedPlan(
             argv=child_argv(line, address, api_key_file=key_file),
             env=child_environ(line, wrapping.environ, api_key=None if key_file else key),
             address=address,
@@ -172,15 +146,7 @@ class WrappedPlanner:
             model_class=wrapping.model_class or ModelClass.DECODER,
         )
 
-    def step_down(self, made: WrappedPlan, diagnosis: Diagnosis) -> Adjustment | None:
-        """None: the command line belongs to the user."""
-        return None
-
-    def name_lost(self, made: WrappedPlan, diagnosis: Diagnosis) -> Diagnosis:
-        """Unchanged: the workers of a given command line are not known here."""
-        return diagnosis
-
-    def load_facts(self, made: WrappedPlan) -> LoadFacts:
+    def load_facts(self, made: FixedPlan) -> LoadFacts:
         """Of the model file, if it has one part, and of the last load in this run."""
         size_bytes = 0
         model = self._wrapping.line.model
@@ -191,7 +157,7 @@ class WrappedPlanner:
 
     def served(
         self,
-        made: WrappedPlan,
+        made: FixedPlan,
         log: Sequence[str],
         *,
         resident_bytes: int | None,
@@ -200,9 +166,6 @@ class WrappedPlanner:
     ) -> None:
         """Keep only the times: there is nothing to plan."""
         self._times = times or self._times
-
-    def drafted(self, made: WrappedPlan, drafted: Drafted) -> None:
-        """Keeps nothing: there is nothing to plan."""
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
@@ -224,7 +187,7 @@ def _query(
     output = f"{answer.stderr}\n{answer.stdout}"
     if answer.exit_code != 0:
         # Perhaps a config file has an invalid value, which the child will report.
-        with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+        with scratch_folder() as empty:
             answer, version = _run(program, query_environ(environ, config_home=empty))
         options = parse_help(answer.stdout) or parse_help(answer.stderr)
     if not looks_like_llama_server(options):

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-__all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "problem_in", "with_nvml_memory"]
-
 
 class Device(Struct, frozen=True):
     """A compute device as llama-server lists it; ``free_bytes`` at that time."""

@@ -12,8 +12,6 @@ from pathlib import PurePosixPath
 
 from msgspec import Struct, field
 
-__all__ = ["CpuUsage", "Hardware", "HardwareText", "cgroup_files", "read_hardware"]
-
 _CAP_IPC_LOCK = 14
 _CAP_SYS_NICE = 23
 # llama-server requests at --prio 2: nice -10 and SCHED_FIFO at 80 (measured at b11434 with ps).
@@ -47,6 +45,7 @@ class Hardware(Struct, frozen=True):
     numa_nodes: int = 1  # those with an allowed CPU
     numa_balancing: bool = False  # the kernel moves pages to the threads that use them
     huge_pages: str | None = None  # always, madvise, never; None if unknown
+    has_ffmpeg: bool | None = None  # on PATH, with ffprobe: llama-server reads WebP and video with them
 
 
 class HardwareText(Struct, frozen=True):

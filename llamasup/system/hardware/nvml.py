@@ -14,8 +14,6 @@ from msgspec import Struct
 
 from llamasup.system.hardware.devices import NvmlGpu
 
-__all__ = ["NvmlAnswer", "ask_nvml", "energy_by_gpu", "vram_by_process"]
-
 _DRIVER = Path("/dev/nvidiactl")
 
 

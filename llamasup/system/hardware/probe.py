@@ -6,14 +6,15 @@ Any of these files may be absent or unreadable.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llamasup.system.hardware.facts import Hardware, HardwareText, cgroup_files, read_hardware
 from llamasup.system.native import native
-
-__all__ = ["collect", "hardware", "system_text"]
 
 
 def system_text(path: Path) -> str:
@@ -28,7 +29,8 @@ def hardware() -> Hardware:
     """The resources that this process may use. Takes 1 ms on Linux with two CPUs; not cached, as memory
     changes.
     """
-    return read_hardware(collect()) if native.has_proc else _by_psutil()
+    found = read_hardware(collect()) if native.has_proc else _by_psutil()
+    return replace(found, has_ffmpeg=all(map(shutil.which, ("ffmpeg", "ffprobe"))))
 
 
 def collect(root: Path = Path("/")) -> HardwareText:

@@ -16,18 +16,6 @@ from llamasup.system.hardware.facts import CpuUsage, cgroup_files
 from llamasup.system.hardware.probe import system_text
 from llamasup.system.native import native
 
-__all__ = [
-    "LoadUsage",
-    "MemoryUsage",
-    "cpu_time_s",
-    "cpu_usage",
-    "family_bytes",
-    "load_usage",
-    "memory_usage",
-    "oom_kills",
-]
-
-
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["load_counts"]
-
 
 def load_counts(pid: int) -> tuple[int, int, int, int, float] | None:
     """See ``Native.load_counts``. Pages of mapped files count as other memory."""

@@ -15,8 +15,6 @@ from typing import Protocol
 
 from llamasup.system.own_command import Part
 
-__all__ = ["Job", "Keyboard", "Native"]
-
 
 class Job(Protocol):
     """A child and its descendants, as one object of the system."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-__all__ = ["ExtendedLimits", "HandleEnd", "JobObject", "started_in"]
-
 # winnt.h, winbase.h, winerror.h
 _SYNCHRONIZE = 0x00100000
 _WAIT_TIMEOUT = 258

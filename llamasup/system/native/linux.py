@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # see __init__.py
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Linux"]
-
 _ENDED = frozenset("ZXx")  # proc(5): zombie, dead
 _POLL_S = 0.25
 # The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.

@@ -16,8 +16,6 @@ from llamasup.system.native.posix import Posix
 if TYPE_CHECKING:  # see __init__.py
     from collections.abc import Callable, Sequence
 
-__all__ = ["KqueueEnd", "MacOS"]
-
 
 class KqueueEnd:
     """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""

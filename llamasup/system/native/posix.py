@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # see __init__.py
     from llamasup.system.native.interface import Keyboard
     from llamasup.system.own_command import Part
 
-__all__ = ["Posix"]
-
 _waitid: Any = getattr(os, "waitid", None)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -188,7 +186,8 @@ class Posix:
 
     def set_niceness(self, pid: int, nice: int) -> None:
         with contextlib.suppress(OSError):  # below ours, which is not permitted; or it has already ended
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
+            # The group of the child: on Linux, its pid alone would leave out the threads that it has already.
+            os.setpriority(os.PRIO_PGRP, pid, nice)
 
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):  # SIGCHLD ignored: the kernel has reaped it

@@ -14,8 +14,6 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["PosixKeyboard", "keyboard"]
-
 # What terminals send for the keys.
 _SEQUENCE = re.compile(rb"\x1b(?:[\[O][0-?]*[ -/]*[@-~])?|[^\x1b]", re.DOTALL)
 _NAMES = {b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b": "escape"}

@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # see __init__.py
 
     from llamasup.system.native.interface import Keyboard
 
-__all__ = ["Windows"]
-
 # winnt.h, winbase.h, accctrl.h, winerror.h
 _GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
 _SHARE_ALL = 0x1 | 0x2 | 0x4  # read, write, delete

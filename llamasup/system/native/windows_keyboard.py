@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["WindowsKeyboard", "keyboard"]
-
 _NAMES = {"H": "up", "P": "down"}  # the second of two characters
 _POLL_S = 0.05
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["WHY_SET", "RuntimeKind", "child_environment"]
-
 RuntimeKind = Literal["binary", "embedded"]
 
 _ALLOWED = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Exit", "StaleRun"]
-
 
 class Exit(Struct, frozen=True):
     """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""

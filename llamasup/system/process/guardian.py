@@ -25,8 +25,6 @@ from llamasup.system.native import native
 from llamasup.system.own_command import own_command
 from llamasup.system.process.run_folder import run_folder
 
-__all__ = ["Guardian", "guarded_run_folder"]
-
 _log = logging.getLogger(__name__)
 
 _PACKAGE_ROOT = Path(__file__).parents[3]

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from llamasup.system.native import native
 
-__all__ = ["began_after", "is_tagged", "kill_if", "processes_tagged", "start_of"]
-
 
 def start_of(pid: int) -> str | None:
     """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.

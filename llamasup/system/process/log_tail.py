@@ -19,10 +19,14 @@ from pathlib import Path
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.native import native
-from llamasup.system.storage.folders import Claimed, claim_file, open_private, private_folder, state_folder
-
-__all__ = ["LINES_SKIPPED", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
-
+from llamasup.system.storage.folders import (
+    Claimed,
+    claim_file,
+    has_state,
+    open_private,
+    private_folder,
+    state_folder,
+)
 
 # More lines are read from the files directly.
 MAX_LINES = 10_000
@@ -167,7 +171,9 @@ class LogFiles:
             try:
                 self._paths[model] = self._claimed(_name_of(model))
             except FolderUnusable as error:
-                _log.warning("llama-server's output is not kept: %s", error.message)
+                others = "" if has_state() else ", nor the usage and what was measured"
+                remedy = f"\n  → {error.remedy}" if error.remedy else ""
+                _log.warning("llama-server's output is not kept%s: %s%s", others, error.message, remedy)
                 self._paths[model] = None
         return self._paths[model]
 

@@ -28,8 +28,6 @@ from time import monotonic
 from llamasup.system.native import native
 from llamasup.system.storage.folders import open_private
 
-__all__ = ["LogPump", "RotatedFile"]
-
 _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024

@@ -14,16 +14,6 @@ from pathlib import Path
 from llamasup.errors import BrokenRuntime
 from llamasup.system.native import native
 
-__all__ = [
-    "cannot_execute",
-    "find_executable",
-    "free_loopback_port",
-    "give_memory_back",
-    "loop_factory",
-    "raise_limit",
-    "restore_limit",
-]
-
 
 def find_executable(name: str, env: Mapping[str, str]) -> str:
     """The absolute path of the executable ``name``. Raises BrokenRuntime."""

@@ -19,8 +19,6 @@ from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import atomic_write, device_and_inode
 from llamasup.system.text import INVALID_JSON, json_text
 
-__all__ = ["ReadyFile", "remove_left_by", "remove_stale"]
-
 _CONNECT_S = 0.5
 _MAX_BYTES = 65_536
 

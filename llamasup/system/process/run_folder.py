@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from llamasup.errors import FolderUnusable
+from llamasup.errors import FolderUnusable, NothingWritable
 from llamasup.system.native import native
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import (
@@ -22,19 +22,7 @@ from llamasup.system.storage.folders import (
     private_folder,
     remove_folder,
     systemd_folder,
-    unusable,
 )
-
-__all__ = [
-    "LONGEST_SOCKET_NAME",
-    "NO_CONTROL",
-    "OWNER",
-    "RunFolder",
-    "private_runtime_folder",
-    "run_folder",
-    "run_folders",
-]
-
 
 # The longest name of a socket in the run folder, such as `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
@@ -78,7 +66,7 @@ def run_folder() -> RunFolder:
     """Create the folder of this run, in the first private folder that is short enough for a socket's path.
 
     Tried are ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's runtime folder,
-    ``/tmp/llamasup-UID``, and last an unguessable folder in ``/tmp``. Raises FolderUnusable if all fail.
+    ``/tmp/llamasup-UID``, and last an unguessable folder in ``/tmp``. Raises NothingWritable if all fail.
     """
     prefix = f"{os.getpid()}-"
     for base in _run_bases():
@@ -89,7 +77,7 @@ def run_folder() -> RunFolder:
     try:
         last = _create(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
-        raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+        raise _nothing_writable(error.strerror or str(error)) from error
     try:
         private_folder(last.path)  # Windows: what it inherits from the temporary folder may be open to others
     except FolderUnusable:
@@ -113,14 +101,33 @@ def _create(prefix: str, base: Path) -> RunFolder:
 
 
 def private_runtime_folder() -> Path:
-    """A folder for files that need no longer life than the login. Raises FolderUnusable."""
-    last: FolderUnusable | None = None
+    """A folder for files that need no longer life than the login. Raises NothingWritable."""
     for base in _run_bases():
-        try:
-            return private_folder(base)
-        except FolderUnusable as error:
-            last = error
-    raise last or unusable(_short_temporary_folder(), "this system has no runtime folder")
+        with contextlib.suppress(FolderUnusable):
+            if os.access(private_folder(base), os.W_OK):
+                return base
+    raise _nothing_writable("it is not this user's, or not writable")
+
+
+def scratch_folder() -> contextlib.AbstractContextManager[str]:
+    """An empty folder for the time of a ``with`` block, in which a program can be asked for its options. The
+    root folder if no folder is writable.
+
+    The temporary folder of Python is /tmp, which a container with a read-only root may not have.
+    """
+    try:
+        base = private_runtime_folder()
+    except NothingWritable:
+        return contextlib.nullcontext(os.sep)
+    return tempfile.TemporaryDirectory(prefix="llamasup-", dir=base)
+
+
+def _nothing_writable(reason: str) -> NothingWritable:
+    return NothingWritable(
+        f"llamasup needs a folder for its sockets, and cannot use {_short_temporary_folder()}: {reason}.",
+        remedy="Set TMPDIR or XDG_RUNTIME_DIR to a folder that this user can write to; "
+        "in a container, mount a tmpfs.",
+    )
 
 
 def run_folders() -> Iterator[tuple[Path, int]]:

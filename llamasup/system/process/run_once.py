@@ -15,8 +15,6 @@ from msgspec import Struct
 
 from llamasup.system.native import native
 
-__all__ = ["CommandResult", "run_commands"]
-
 # The longest real output, --help of llama.cpp b11434, is 59 KB.
 _MAX_BYTES = 4 * 1024 * 1024
 # How long descendants of an exited program may keep its pipes open.

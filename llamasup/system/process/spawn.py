@@ -40,8 +40,6 @@ from llamasup.system.process.platform import cannot_execute, find_executable, re
 if TYPE_CHECKING:
     from llamasup.system.native.interface import Job
 
-__all__ = ["Child", "spawn"]
-
 # For llama-server's output while the log thread waits for a core. 1 MiB is the most that an unprivileged
 # process may request (fs.pipe-max-size).
 _PIPE_BYTES = 1 << 20

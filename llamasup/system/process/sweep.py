@@ -30,8 +30,6 @@ from llamasup.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.storage.folders import Claimed, cache_folder, claim, remove_folder, state_folder
 
-__all__ = ["Swept", "main", "record_ready_file", "stale_runs", "sweep"]
-
 _CONNECT_S = 0.2
 _READY_FILE = "ready-file"
 _PART = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.part")

@@ -25,6 +25,8 @@ __all__ = [
     "claim",
     "claim_file",
     "device_and_inode",
+    "given_folder",
+    "has_state",
     "models_folder",
     "open_private",
     "private_folder",
@@ -39,6 +41,7 @@ _GONE_WITHIN_S = 1.0
 _GONE_POLL_S = 0.02
 # O_NONBLOCK: opening a FIFO would wait for a writer.
 _NO_WAIT = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_OF_FILE_SYSTEMS = {"lost+found"}
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -59,6 +62,31 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def given_folder(path: Path, own: str) -> Path:
+    """Use a folder that the user names. A missing one is made private. An existing one keeps its mode, and
+    must be empty, or have the entry ``own``, which shows that llamasup has used it before.
+
+    Raises FolderUnusable.
+    """
+    if not os.path.lexists(path):
+        return private_folder(path)
+    try:
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not native.is_own_folder(path, status):
+            raise unusable(path, "it is not a folder of this user")
+        if native.is_open_to_others(status) and status.st_mode & 0o022:
+            raise unusable(path, f"other users can write to it (mode {stat.S_IMODE(status.st_mode):04o})")
+        names = {entry.name for entry in path.iterdir()} - _OF_FILE_SYSTEMS
+    except OSError as error:
+        raise unusable(path, error.strerror or str(error)) from error
+    if names and own not in names:
+        raise FolderUnusable(
+            f"The folder {str(path)!r} cannot be used: it has other files, such as {min(names)!r}.",
+            remedy="Choose an empty folder, or one that does not exist.",
+        )
+    return path
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder with its content. Waits 1 s at most for processes that are just ending: on Windows, a
     folder with an open file, or in which a process works, stays. Never raises.
@@ -72,10 +100,10 @@ def remove_folder(path: Path) -> None:
 
 
 def unusable(path: Path, reason: str) -> FolderUnusable:
-    return FolderUnusable(
-        f"The folder {str(path)!r} cannot be used: {reason}.",
-        remedy="Make it a folder that only you can access, or remove it.",
-    )
+    remedy = "Make it a folder that only you can access, or remove it."
+    if not os.path.lexists(path):
+        remedy = "Let this user make it, or set $HOME to a folder that this user can write to."
+    return FolderUnusable(f"The folder {str(path)!r} cannot be used: {reason}.", remedy=remedy)
 
 
 def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -162,6 +190,15 @@ def state_folder() -> Path:
     return _folder("STATE_DIRECTORY", "user_state_path")
 
 
+def has_state() -> bool:
+    """Whether there is a state folder. Without one, llamasup serves and keeps nothing."""
+    try:
+        state_folder()
+    except FolderUnusable:
+        return False
+    return True
+
+
 def cache_folder() -> Path:
     """Data that can be computed again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
     return _folder("CACHE_DIRECTORY", "user_cache_path")
@@ -183,8 +220,14 @@ def _folder(systemd_variable: str, kind: str) -> Path:
         return private_folder(given)
     import platformdirs
 
-    path: Path = getattr(platformdirs, kind)("llamasup", appauthor=False)
-    return private_folder(path)
+    try:
+        return private_folder(getattr(platformdirs, kind)("llamasup", appauthor=False))
+    except RuntimeError:  # no HOME, and no entry of this user
+        message = "The home folder of this user is unknown."
+    except FolderUnusable as error:
+        message = error.message
+    names = "LOCALAPPDATA" if os.name == "nt" else f"HOME or XDG_{kind.split('_')[1].upper()}_HOME"
+    raise FolderUnusable(message, remedy=f"Set {names} to a folder that only you can access.")
 
 
 def systemd_folder(variable: str) -> Path | None:

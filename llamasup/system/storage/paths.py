@@ -14,8 +14,6 @@ from pathlib import Path
 
 from llamasup.errors import LlamasupError, ModelMissing
 
-__all__ = ["PathKind", "expanded", "path_kind", "require_folders"]
-
 
 class PathKind(Enum):
     FOLDER = auto()

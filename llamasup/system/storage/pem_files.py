@@ -7,8 +7,6 @@ import ssl
 import stat
 from pathlib import Path
 
-__all__ = ["irregular_file", "why_unusable"]
-
 
 def irregular_file(*files: str) -> str | None:
     """The first of ``files`` that exists and is neither a regular file nor a folder.

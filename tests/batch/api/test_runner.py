@@ -21,10 +21,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llamasup.batch.api.runner as runner_module
+import llamasup.batch.api.uploads as uploads_module
 import llamasup.batch.job as job_module
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.key_source import KeyFile
 from llamasup.auth.keys import ApiKey
+from llamasup.batch.api.form import UploadForm
 from llamasup.batch.api.objects import ENDED, StorageLimit, ended
 from llamasup.batch.api.routes import routes_of
 from llamasup.batch.api.runner import BatchService
@@ -34,7 +36,7 @@ from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.index import Index
 from llamasup.batch.job import Prepared
 from llamasup.batch.retries import Refusal
-from llamasup.errors import LlamasupError
+from llamasup.errors import DiskFull, LlamasupError
 from llamasup.http.address import UnixAddress
 from llamasup.http.errors import error_object
 from llamasup.settings.sections import Batches
@@ -60,7 +62,9 @@ class Server(BatchClient):
     async def aclose(self) -> None:
         pass
 
-    async def unknown_models(self, names: object, wait_s: float = 0.0) -> Mapping[str, str]:
+    async def unknown_models(
+        self, names: object, wait_s: float = 0.0, on_wait: object = None
+    ) -> Mapping[str, str]:
         return self.unknown
 
     async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
@@ -196,8 +200,11 @@ async def test_batch_has_a_file_of_answers_and_one_of_errors(
         assert api.server.keys[0]
 
 
+@pytest.mark.check("X8", "the event loop serves other clients meanwhile")
 @async_test
-async def test_index_is_read_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forms_and_the_index_are_read_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The event loop is that of the proxy."""
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,11 +215,12 @@ async def test_index_is_read_in_threads(tmp_path: Path, monkeypatch: pytest.Monk
         return call
 
     threads: list[int] = []
+    monkeypatch.setattr(UploadForm, "feed", noted(UploadForm.feed))
     monkeypatch.setattr(Index, "counts", noted(Index.counts))
     monkeypatch.setattr(Index, "models", noted(Index.models))
     async with serving(tmp_path, monkeypatch) as api:
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
-    assert len(threads) > 3
+    assert len(threads) > 4
     assert threading.get_ident() not in threads
 
 
@@ -269,8 +277,19 @@ async def test_upload_is_refused_above_each_limit(tmp_path: Path, monkeypatch: p
 async def test_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, monkeypatch) as api:
         assert (await api.upload(b"x", purpose="vision")).status_code == 400
-        wrong: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}
-        assert (await api.upload(b"x", **wrong)).status_code == 400
+        for seconds in (
+            "60",
+            str(30 * 86_400 + 1),
+            "7" * 40,
+            "000000086400" + "9" * 28,
+            "0000000864009",
+            "-7200",
+            "٧٢٠٠",
+            "7e3",
+            "",
+        ):
+            wrong: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}
+            assert (await api.upload(b"x", **wrong)).status_code == 400, seconds
         longer: dict[str, Any] = {"expires_after[seconds]": "7200"}
         kept = await api.upload(b"x", **longer)
         assert kept.json()["expires_at"] == kept.json()["created_at"] + 7200
@@ -278,7 +297,30 @@ async def test_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert no_file.status_code == 400
         head = {**ANNA, "content-type": "multipart/form-data; boundary=x"}
         assert (await api.http.post("/v1/files", content=b"--x\r\n", headers=head)).status_code == 400
-        assert not list((tmp_path / "api" / "files").glob(".*"))
+        assert [path.name for path in (tmp_path / "api" / "files").iterdir()] == [kept.json()["id"]]
+
+
+@async_test
+async def test_uploads_at_one_time_stay_within_the_disk_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+        began.set()
+        await may_end.wait()
+        yield b'Content-Disposition: form-data; name="file"\r\n\r\n' + bytes(3000) + b"\r\n--x--"
+
+    began, may_end = asyncio.Event(), asyncio.Event()
+    async with serving(tmp_path, monkeypatch, disk=Size(bytes=5000)) as api:
+        slow = asyncio.get_running_loop().create_task(
+            api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
+        )
+        await began.wait()
+        assert (await api.upload(b"x" * 3000, BEN)).status_code == 200
+        may_end.set()
+        with pytest.raises(StorageLimit):
+            await slow
+        assert len(list((tmp_path / "api" / "files").iterdir())) == 1
 
 
 @async_test
@@ -517,7 +559,7 @@ async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
 ) -> None:
     began, may_end, written = threading.Event(), threading.Event(), list[int]()
 
-    def write_all(fd: int, data: bytes, *, sync: bool = False) -> None:
+    def write_all(fd: int, data: bytes) -> None:
         began.set()
         may_end.wait()
         written.append(os.write(fd, data))
@@ -528,7 +570,7 @@ async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
     async def has_begun() -> bool:
         return began.is_set()
 
-    monkeypatch.setattr(runner_module, "_write_all", write_all)
+    monkeypatch.setattr(uploads_module, "_write_all", write_all)
     async with serving(tmp_path, monkeypatch) as api:
         uploading = asyncio.get_running_loop().create_task(
             api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
@@ -712,6 +754,31 @@ async def test_full_disk_at_the_end_of_a_batch_delays_it(
         assert over["status"] == "completed"
         assert list(await api.lines(over["output_file_id"])) == ["0"]
         assert found == [0, 1, 0, 1, 0, 1]
+
+
+@async_test
+async def test_counts_are_right_after_a_restart_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise DiskFull("No space is left.")
+
+    async def has_to_wait() -> bool:
+        return "A batch has to wait: %s %s" in said
+
+    said: list[str] = []
+    monkeypatch.setattr(runner_module._log, "warning", lambda text, *_: said.append(text))
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a", "wait"])
+        await has_an_answer(api, batch)
+        monkeypatch.setattr(Store, "save_batch", full)
+        api.service.stop()
+    monkeypatch.setattr(runner_module, "prepare", full)
+    said.clear()
+    async with serving(tmp_path, monkeypatch) as api:
+        await eventually(has_to_wait, bool)
+        found = await api.get(f"/v1/batches/{batch['id']}")
+        assert found["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
 
 
 @async_test

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from llamasup.batch.api.objects import StoredBatch, StoredFile, ended
-from llamasup.batch.api.store import Store
+from llamasup.batch.api.objects import StorageLimit, StoredBatch, StoredFile, ended
+from llamasup.batch.api.store import Store, new_batch_id, new_file_id
 from llamasup.errors import Conflict, FolderUnusable
+from llamasup.settings.sections import Batches
+from llamasup.settings.units import Size
 
 ANNA, BEN = "key:anna", "key:ben"
 
@@ -111,21 +114,151 @@ def test_file_whose_content_is_gone_can_be_removed(store: Store) -> None:
     assert store.count_files(ANNA) == 0
 
 
-def test_next_start_removes_what_a_kill_has_left(folder: Path) -> None:
+def test_next_start_removes_what_a_kill_has_left_and_nothing_of_others(folder: Path) -> None:
     with closing(Store(folder)) as store:
-        batch = batch_of(add(store, "f1"))
+        batch = batch_of(add(store, new_file_id()), new_batch_id())
         store.save_batch(batch)
-        store.part_path_of("torn").write_bytes(b"to")
-        store.path_of("unknown").write_bytes(b"x")
+        store.part_path_of(new_file_id()).write_bytes(b"to")
+        store.path_of(new_file_id()).write_bytes(b"x")
+        store.path_of("letter.txt").write_bytes(b"of the user")
         run = store.run_folder(batch.id)
-        over = store.run_folder("batch_over")
+        over = store.run_folder(new_batch_id())
+        of_user = store.run_folder("photos")
     with closing(Store(folder)) as store:
-        assert sorted(path.name for path in (folder / "files").iterdir()) == ["f1"]
+        left = sorted(path.name for path in (folder / "files").iterdir())
+        assert left == [batch.input_file_id, "letter.txt"]
         assert run.exists()
+        assert of_user.exists()
         assert not over.exists()
         store.remove_run(batch.id)
         assert not run.exists()
         assert list(store.unfinished()) == [batch]
+
+
+@pytest.mark.check("X13", "a folder of the user for batches is refused; no file and no mode of it changes")
+@pytest.mark.parametrize(
+    "names",
+    [("a.txt",), ("files/a.txt",), ("running/batch_1/a",), ("lock",), ("lost+found/x", "files/a")],
+    ids=str,
+)
+def test_folder_with_files_of_the_user_is_refused_and_unchanged(tmp_path: Path, names: Sequence[str]) -> None:
+    """``batches.folder`` may name any folder by mistake."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    for path in (tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())):
+        path.chmod(0o755)
+    before = everything_in(tmp_path)
+    with pytest.raises(FolderUnusable, match="it has other files") as raised:
+        Store(tmp_path)
+    assert "empty folder" in raised.value.remedy
+    assert everything_in(tmp_path) == before
+
+
+def everything_in(folder: Path) -> Mapping[Path, tuple[int, str]]:
+    """The mode of each path, and the text of each file."""
+    paths = (folder, *folder.rglob("*"))
+    return {path: (path.stat().st_mode, path.read_text() if path.is_file() else "") for path in paths}
+
+
+@pytest.mark.parametrize("name", ["", "lost+found"])
+def test_empty_folder_of_the_user_is_used_with_its_mode(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(exist_ok=True)
+    tmp_path.chmod(0o755)
+    for _ in range(2):
+        Store(tmp_path).close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    for inner in ("files", "running"):
+        assert stat.S_IMODE((tmp_path / inner).stat().st_mode) == 0o700
+
+
+def test_files_of_the_user_in_a_used_folder_stay(folder: Path) -> None:
+    Store(folder).close()
+    kept = [
+        folder / "files" / "a.txt",
+        folder / "files" / "file-1",
+        folder / "running" / "mine" / "b",
+        folder / "c",
+    ]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    Store(folder).close()
+    assert [path.read_text() for path in kept] == ["mine"] * 4
+
+
+def test_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(FolderUnusable, match="0770"):
+        Store(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_or_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(FolderUnusable):
+            Store(tmp_path / name)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "batches.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(f"CREATE TABLE own (x); PRAGMA user_version = {version};")
+    before = path.read_bytes()
+    with pytest.raises(FolderUnusable, match="belongs to another program"):
+        Store(tmp_path)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "files").exists()
+
+
+def test_contents_without_a_row_are_removed_while_llamasup_runs_but_not_those_that_arrive(
+    store: Store,
+) -> None:
+    kept, lost, arrives = add(store, new_file_id()).id, new_file_id(), new_file_id()
+    store.path_of(lost).write_bytes(b"x")
+    store.part_path_of(arrives).write_bytes(b"x")
+    store.reserve(arrives, ANNA, 1, Batches())
+    store.remove_expired(100, 0)
+    assert store.path_of(kept).exists()
+    assert store.part_path_of(arrives).exists()
+    assert not store.path_of(lost).exists()
+    store.release(arrives)
+    store.remove_expired(100, 0)
+    assert not store.part_path_of(arrives).exists()
+
+
+@pytest.mark.check("X8", "the content is removed, at the latest ten minutes later")
+def test_no_content_stays_if_its_row_cannot_be_written(store: Store, folder: Path) -> None:
+    too_late = replace(add(store, "f1"), id="f2", expires_at=10**40)
+    store.part_path_of("f2").write_bytes(b"x")
+    with pytest.raises(OverflowError):
+        store.add_file(too_late)
+    store._db.execute("CREATE TRIGGER full AFTER INSERT ON batches BEGIN SELECT RAISE(ABORT, ''); END")
+    store.part_path_of("out").write_bytes(b"x")
+    with pytest.raises(FolderUnusable):
+        store.save_batch(batch_of(too_late), [replace(too_late, id="out", expires_at=1)])
+    assert ids(store.files(ANNA, after=None, limit=9)) == ["f1"]
+    assert [path.name for path in (folder / "files").iterdir() if path.name[0] != "."] == ["f1"]
+
+
+@pytest.mark.check("X8", "400 storage_limit: files count for `disk` and `max_files` from their first byte on")
+def test_files_that_arrive_at_one_time_stay_within_the_bounds_together(store: Store) -> None:
+    bounds = Batches(disk=Size(bytes=10), max_files=3)
+    add(store, "f1", size=4)
+    store.reserve("a", ANNA, 4, bounds)
+    with pytest.raises(StorageLimit, match="all clients"):
+        store.reserve("b", BEN, 3, bounds)
+    store.reserve("b", ANNA, 2, bounds)
+    with pytest.raises(StorageLimit, match="3 files"):
+        store.reserve("c", ANNA, 0, bounds)
+    store.part_path_of("a").write_bytes(b"x" * 4)
+    store.add_file(StoredFile("a", ANNA, "batch", "in.jsonl", 4, 100, 200))
+    store.reserve("b", ANNA, 2, bounds)  # what has arrived counts once
+    store.release("b")
+    store.reserve("c", BEN, 2, bounds)
 
 
 def test_one_llamasup_at_a_time_uses_the_folder(store: Store, folder: Path) -> None:
@@ -153,6 +286,7 @@ def test_id_that_is_used_changes_nothing(store: Store) -> None:
     with pytest.raises(FolderUnusable):
         add(store, "f1")
     assert store.files(ANNA, after=None, limit=9) == [file]
+    assert store.path_of("f1").exists()
     assert replace(file, id="f2") not in store.files(ANNA, after=None, limit=9)
 
 

@@ -25,7 +25,8 @@ KEPT = 200
 
 @pytest.fixture
 def few(serve: Serve) -> Console:
-    return serve({"tiny": {}})
+    """Its file allows the console to add models."""
+    return serve({"tiny": {}}, http={"api_config": "full"})
 
 
 def editor(page: Page) -> Page:
@@ -154,7 +155,7 @@ def test_user_signs_in_loads_chats_plans_and_edits_the_config(serve: Serve, new_
 
     show(page, "Playground")
     page.get_by_label("System prompt").fill("Answer in one word.")
-    page.get_by_label("Most tokens").fill("8")
+    page.get_by_label("Max tokens").fill("8")
     page.get_by_label("Message").fill("Hello")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("region", name="Answers of first")).to_contain_text("8 tokens")

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, Response, Route, expect
 
 from tests.e2e.driver import started
-from tests.extended.browser.conftest import ADMIN, Console, Serve, card, focus_on, show, sign_in
+from tests.extended.browser.conftest import ADMIN, CONTENT, Console, Serve, card, focus_on, show, sign_in
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 from tests.kit.runtimes import wrapped_runtime
@@ -108,6 +108,11 @@ def test_open_page_notices_the_end_and_the_next_start(serve: Serve, new_context:
     assert console.running.stop() == 0
     expect(page.get_by_text("reconnecting")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="llamasup does not answer").first).to_be_visible()
+    expect(page.get_by_text("All states are from before.")).to_be_visible()
+    colours = page.locator(".state, .note").evaluate_all(
+        "all => all.map(each => getComputedStyle(each).color)"
+    )
+    assert len(set(colours)) == 1  # no state is green
     with started("serve", "--config", str(console.config), env=console.env) as again:
         again.wait_for("ready")
         # Sessions end with llamasup.
@@ -209,6 +214,23 @@ def request(name: str, duration_s: float) -> dict[str, Any]:
     return {**facts, "time": "2026-03-01T00:00:00Z", "status": 200, "outcome": "ok"}
 
 
+def test_narrow_window_shows_all_pages_and_all_cells_of_a_table(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    with_requests(page, request("slow", 10))
+    for name in CONTENT:
+        show(page, name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        places = page.locator("nav a, td, th[scope=row]").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect()).map(({ left, right }) => [left, right])"
+        )
+        assert [place for place in places if place[0] < 0 or place[1] > 390] == [], name
+    show(page, "Requests")
+    titles = page.locator("tbody td").evaluate_all(
+        "all => all.map(each => getComputedStyle(each, '::before').content)"
+    )
+    assert {'"Client"', '"Status"', '"Outcome"', '"Speed"'} < set(titles)
+
+
 def with_requests(page: Page, *ended: dict[str, Any]) -> None:
     """Reload the page, which finds these requests."""
     found = {"live": [], "ended": ended, "ended_total": len(ended)}
@@ -218,8 +240,10 @@ def with_requests(page: Page, *ended: dict[str, Any]) -> None:
 
 def test_list_of_requests_that_is_older_than_an_event_replaces_nothing(page: Page, console: Console) -> None:
     held: list[Route] = []
+    address = page.url
+    page.goto("about:blank")  # otherwise the first list that is held may be one that this page asked for
     page.route("**/v1/requests?*", lambda route: held.append(route))
-    page.reload()
+    page.goto(address)
     show(page, "Requests")
     eventually(lambda: page.title() and held)
     httpx.post(f"{console.url}/tokenize", json={"model": "first", "content": "a"}, timeout=PATIENCE_S)
@@ -282,7 +306,7 @@ def test_typed_path_stays_when_news_arrive(page: Page, console: Console) -> None
     page.keyboard.type(file)
     page.evaluate(NEWS)
     expect(field).to_have_value(file)
-    focus_on(page, page.get_by_role("button", name="Plan the file"))
+    focus_on(page, page.get_by_role("button", name="Show plan"))
     page.keyboard.press("Enter")
     expect(page.locator("pre.command")).to_contain_text(f"--model {file}")
     expect(field).to_have_value(file)
@@ -431,7 +455,7 @@ def test_change_is_applied_although_another_page_is_visited(page: Page, console:
     show(page, "Config")
     expect(page.get_by_role("heading", name="What this text would change")).to_be_visible()
     expect(apply).to_be_disabled()
-    expect(page.get_by_role("button", name="Read again")).to_be_disabled()
+    expect(page.get_by_role("button", name="Reload from disk")).to_be_disabled()
     editor.fill(before)  # also what the file had before is a change now
     held.pop().continue_()
     eventually(lambda: page.title() and console.config.read_text() == f"# three\n{before}")
@@ -455,7 +479,7 @@ def test_refusal_of_a_change_is_shown_after_a_visit_of_another_page(page: Page, 
     show(page, "Config")
     expect(page.get_by_role("alert")).to_contain_text("The file was changed meanwhile.")
     expect(page.get_by_text("Copy your text first")).to_be_visible()
-    page.get_by_role("button", name="Read again").click()
+    page.get_by_role("button", name="Reload from disk").click()
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.get_by_label("Config file")).to_have_value(console.config.read_text())
 
@@ -470,7 +494,7 @@ def test_text_is_not_lost_if_the_file_cannot_be_read_again(page: Page, console: 
     edited = f"# edited\n{console.config.read_text()}"
     editor.fill(edited)
     page.route("**/v1/config", lambda route: route.fulfill(status=500, json={"message": "No file."}))
-    page.get_by_role("button", name="Read again").click()
+    page.get_by_role("button", name="Reload from disk").click()
     expect(page.get_by_role("alert")).to_contain_text("No file.")
     expect(editor).to_have_value(edited)
 
@@ -483,7 +507,7 @@ def test_edit_survives_a_visit_of_another_page(page: Page, console: Console) -> 
     show(page, "Models")
     show(page, "Config")
     expect(editor).to_have_value(edited)
-    page.get_by_role("button", name="Read again").click()
+    page.get_by_role("button", name="Reload from disk").click()
     expect(editor).to_have_value(console.config.read_text())
 
 

@@ -91,7 +91,8 @@ def test_settings_of_claude_code_work_with_anthropic(
     assert (tmp_path / "settings.json.bak").read_text() == '{"theme": "dark"}'
     written = json.loads(file.read_text())
     assert written["theme"] == "dark"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600  # it has the key
+    assert "mode 0600, before 0640" in ended.stderr
     to = written["env"]
     with anthropic.Anthropic(
         base_url=to["ANTHROPIC_BASE_URL"], auth_token=to["ANTHROPIC_AUTH_TOKEN"], max_retries=0

@@ -16,8 +16,10 @@ import psutil
 from tests.e2e.driver import PATIENCE_S, children_of, command
 from tests.kit.ports import free_port
 
-__all__ = ["BatchUnderTest", "answers_of", "write_lines"]
+__all__ = ["SLOTS", "BatchUnderTest", "answers_of", "write_lines"]
 
+# In a context of its own, an answer does not depend on what runs beside it.
+SLOTS = ("--parallel", "4", "--ctx-size", "2048")
 MAX_SERVER_KILLS = 4  # in one life of llamasup: more are a crash loop
 
 
@@ -47,7 +49,7 @@ class BatchUnderTest:
         self._port = free_port()
         self._folder = folder
         self._serve = command(
-            *("run", str(model), "--port", str(self._port), "--runtime", runtime, "--parallel", "4"),
+            *("run", str(model), "--port", str(self._port), "--runtime", runtime, *SLOTS),
             *("--log-level", "warning"),
         )
         url = f"http://127.0.0.1:{self._port}"

@@ -87,7 +87,7 @@ class Nodes:
     ) -> Node:
         folder = self._folder / name
         folder.mkdir()
-        keys = self.key_file(name, f"{KEY} name=test rights=inference,control")
+        keys = self.key_file(name, f"{KEY} name=test rights=inference,control,node")
         http = {} if tls is None else {"tls_cert": tls[0], "tls_key": tls[1]}
         text = {
             "listen": f"127.0.0.1:{port}",

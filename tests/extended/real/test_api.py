@@ -98,7 +98,7 @@ async def test_switch_to_unusable_model_is_refused_and_changes_nothing(
         (llamasup.ModelMissing, tmp_path / "nothing.gguf", {}),
         (llamasup.DoesNotFit, other_model, {"ctx_size": 32768, "parallel": 16, "kv_type": "f16"}),
         (llamasup.UsageInvalid, other_model, {"ctx_size": -1}),
-        (llamasup.UsageInvalid, other_model, {"aliases": ["a..b"]}),
+        (llamasup.UsageInvalid, other_model, {"aliases": ["a*b"]}),
     ]
     async with serving(tiny_model, runtime, config=config) as server:
         before = model_status(server)

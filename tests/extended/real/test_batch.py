@@ -17,7 +17,7 @@ import httpx
 from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.control.discovery import discover
 from tests.e2e.driver import command, llamasup, run_to_end
-from tests.extended.real.batch_chaos import BatchUnderTest, answers_of, write_lines
+from tests.extended.real.batch_chaos import SLOTS, BatchUnderTest, answers_of, write_lines
 from tests.kit.patience import eventually
 from tests.kit.runtimes import wrapped_runtime
 
@@ -37,7 +37,7 @@ def test_each_line_has_one_answer_although_all_processes_are_killed(
     source = tmp_path / "in.jsonl"
     write_lines(source, LINES)
     undisturbed = tmp_path / "undisturbed.jsonl"
-    options = ("--model", str(tiny_model), "--", "--runtime", runtime, "--parallel", "4")
+    options = ("--model", str(tiny_model), "--", "--runtime", runtime, *SLOTS)
     ran = run_to_end("batch", "run", str(source), "-o", str(undisturbed), *options)
     assert ran.returncode == 0, ran.stderr
     expected = answers_of(undisturbed)

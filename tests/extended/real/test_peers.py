@@ -257,7 +257,7 @@ def test_nodes_that_name_each_other_forward_a_request_once(nodes: Nodes, tiny_mo
     )
     left.until("right", "ready")
     right.until("left", "ready")
-    assert right.until("me", "self")["remedy"] == "remove it from peers"
+    assert right.until("me", "self")["remedy"] == "Remove it from peers."
     for node in (left, right):
         assert node.ids() == ["a", "b"]
         assert [node.ask(name).status_code for name in ("a", "b")] == [200, 200]
@@ -288,7 +288,7 @@ def test_disconnect_of_a_client_frees_the_slot_on_the_node(nodes: Nodes, tiny_mo
 
 @pytest.mark.one_runtime
 def test_llamasup_run_can_be_a_node(nodes: Nodes, runtime: str, tiny_model: Path) -> None:
-    keys = nodes.key_file("run", f"{KEY} name=test rights=inference,control")
+    keys = nodes.key_file("run", f"{KEY} name=test rights=inference,control,node")
     options = ("--runtime", runtime, "--alias", "tale", "--ctx-size", "1024", "--api-key-file", str(keys))
     with llamasup(tiny_model, *options) as process:
         desk = Node("desk", process.url, process)

@@ -538,7 +538,7 @@ def test_after_the_measurement_a_signal_raises_again(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.one_runtime
 def test_a_tuning_gives_way_to_the_requests_of_a_running_llamasup(tiny_model: Path, runtime: str) -> None:
-    options = ("--parallel", "1", "--ctx-size", "65536")  # so that the answer takes seconds
+    options = ("--parallel", "1", "--ctx-size", "32768")  # so that the answer takes seconds
     with llamasup(tiny_model, "--runtime", runtime, *options) as serving:
         url = f"{serving.url}/completion"
         words = command("tune", str(tiny_model), "--runtime", runtime, "--minutes", "3")
@@ -548,7 +548,7 @@ def test_a_tuning_gives_way_to_the_requests_of_a_running_llamasup(tiny_model: Pa
             next(line for line in running.stderr if "in 3 pairs" in line)
             listed = json.loads(run_to_end("status", "--json").stdout)
             assert listed["pid"] == serving.pid  # the tuning is no llamasup that could be controlled
-            body = {"prompt": "Once", "n_predict": 60_000, "ignore_eos": True, "stream": True}
+            body = {"prompt": "Once", "n_predict": 32_000, "ignore_eos": True, "stream": True}
             with httpx.stream("POST", url, json=body) as answer:
                 chunks = answer.iter_bytes()
                 next(chunks)

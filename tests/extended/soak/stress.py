@@ -26,6 +26,7 @@ from tests.extended.soak.soak_wire import Wire
 from tests.extended.soak.stress_chaos import PAUSE_S, Chaos, Target, write_first
 from tests.extended.soak.stress_config import MOVING_ALIAS, StressConfig
 from tests.extended.soak.stress_expectations import Expectations, JudgedAnswer, Request, Verdict
+from tests.extended.soak.stress_guests import GREEDY_KEY, greedy_burst, poison
 from tests.extended.soak.stress_models import KNOWN_WORDS, MODELS, PROMPTS, record_answers
 from tests.real.remains import folders_of, remains_of
 
@@ -98,7 +99,7 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
     # Three of the smallest fit, or the two largest.
     report.budget_bytes = max(round(1.03 * sum(sorted(needs.values())[:3])), 2 * max(needs.values()))
     keys = folder / "keys"
-    keys.write_text(f"{KEY} name=stress rights=inference,control\n")
+    keys.write_text(f"{KEY} name=stress rights=inference,control\n{GREEDY_KEY} name=greedy\n")
     keys.chmod(0o600)
     environ = {**os.environ, **folders_of(home)}
     ready_file = home / "ready.json"
@@ -144,6 +145,7 @@ class _Stress:
         self._duration_s = duration_s
         self._port = int(running.wait_for("ready")["port"])
         self._over = False
+        self._poisons = 0
         self._go = asyncio.Event()
         """Cleared during an idle check."""
         self._in_flight = 0
@@ -159,6 +161,7 @@ class _Stress:
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
         ) as http:
+            self._http = http
             rng = random.Random(f"{report.seed} chaos")
             target = Target(self._running, http, self._environ)
             chaos = Chaos(target, self._expectations, self._config, rng, report.violation, report.done)
@@ -252,6 +255,15 @@ class _Stress:
             if rng.random() < 0.5:
                 wire.reset()
         return [JudgedAnswer(Verdict.ABANDONED)]
+
+    async def _greedy_key(self, rng: random.Random) -> list[JudgedAnswer]:
+        path, body = rng.choice(PROMPTS).request(_name(rng), 5)
+        return await greedy_burst(self._port, path, body)
+
+    async def _poison(self, rng: random.Random) -> list[JudgedAnswer]:
+        self._poisons += 1
+        model = rng.choice(sorted(self._config.models))
+        return [await poison(self._http, self._port, self._expectations, model, self._poisons)]
 
     async def _list(self, rng: random.Random) -> list[JudgedAnswer]:
         """``/v1/models``: exactly the models of a config that may be in force."""
@@ -355,4 +367,6 @@ _KINDS = (
     ("leave", 3),
     ("unknown name", 1),
     ("list", 1),
+    ("greedy key", 1),
+    ("poison", 1),
 )

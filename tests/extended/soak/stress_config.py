@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from tests.extended.soak.stress_models import MODELS, settings_of
 
-__all__ = ["BROKEN", "StressConfig", "edited"]
+__all__ = ["BROKEN", "MAX_QUEUED", "StressConfig", "edited"]
 
 MIN_MODELS = 6
+MAX_QUEUED = 16
+"""More than the clients have requests, and fewer than the greedy key."""
 MOVING_ALIAS = "best"
 """An alias that moves from model to model."""
 
@@ -77,7 +79,7 @@ class StressConfig(Struct, frozen=True):
             "auth": {"api_key_file": str(self.folder / "keys")},
             "memory": {"ram": f"{self.budget_bytes >> 10}KiB"},
             "swap_after": self.swap_after,
-            "defaults": {"wait_timeout": "60s", "drain_timeout": "20s"},
+            "defaults": {"wait_timeout": "60s", "drain_timeout": "20s", "max_queued": MAX_QUEUED},
             "models": models,
             **({"groups": {"one-at-a-time": group}} if group else {}),
             **({"max_loaded": self.max_loaded} if self.max_loaded else {}),

@@ -26,6 +26,8 @@ class Verdict(StrEnum):
     RIGHT = "right answer"
     UNKNOWN = "404, no such model"
     UNAVAILABLE = "503 with Retry-After"
+    FULL = "429 or 503 for a greedy key"
+    REFUSED = "503 for a poison request"
     CUT = "stream ended by an error event"
     ABANDONED = "left by the client"
     WRONG = "wrong"

@@ -53,7 +53,7 @@ def reason_to_skip() -> str | None:
     if done.returncode != 0:
         return f"namespaces with cgroups cannot be made: {done.stderr.strip()}"
     closed = unreadable_by_others(KEPT, [path for path in KEPT if is_hidden(path)])
-    return None if closed is None else f"a service's own user could not run this: {closed}"
+    return f"a service's own user could not run this: {'; '.join(closed)}" if closed else None
 
 
 class Machine:

@@ -46,7 +46,7 @@ def _conftests(path: Path) -> Iterable[Path]:
 
 @cache
 def _is_pure(path: Path) -> bool:
-    contracts = importlib.import_module("scripts.import_contracts")
+    contracts = importlib.import_module("scripts.pure_modules")
     effects = contracts.listed_effects(ROOT)
     for module in _imports(path):
         package = module.partition(".")[0]

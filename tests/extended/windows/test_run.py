@@ -130,7 +130,7 @@ def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path
     def code_of_ps() -> int:
         """0 if one of them answered too late, as it may on a busy machine."""
         code, _, said = windows.run("ps")
-        return code if "2 llamasups run here" in said else 0
+        return code if "Two llamasup processes are running" in said else 0
 
     assert eventually(code_of_ps) == 2
     for each, run in zip(ready, runs, strict=True):
@@ -173,7 +173,7 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
     [
         (("run", "nothing.gguf"), 66, "nothing.gguf"),
         (("run", "demo", "--parallel", "x"), 2, "--parallel"),
-        (("ps",), 69, "No llamasup runs here"),
+        (("ps",), 69, "No llamasup is running on this machine for this user"),
         (("service", "install", "demo"), 71, "does not use systemd"),
         (("run", "demo", "--host", "0.0.0.0", "--port", "0"), 78, "API key"),
     ],

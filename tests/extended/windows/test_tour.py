@@ -92,7 +92,7 @@ def test_keys_tls_and_the_access_log(windows: Windows, tiny_model: Path) -> None
 
 def test_front_serves_the_model_of_another_node(windows: Windows, tiny_model: Path) -> None:
     keys, own_key, config = (windows.folder / name for name in ("keys", "front.key", "front.yaml"))
-    code, key, said = windows.run("key", "new", "front", "--file", keys)
+    code, key, said = windows.run("key", "new", "front", "--rights", "inference,node", "--file", keys)
     assert code == 0, said
     own_key.write_text(key)
     node = windows.start("run", tiny_model, "--alias", "tiny", *EVENTS, "--api-key-file", keys)

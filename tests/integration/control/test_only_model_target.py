@@ -69,7 +69,7 @@ def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, 
             refused = await it.complete()
             assert refused.status_code == 503
             assert refused.json()["error"]["cause"] == "stopped"
-            assert refused.json()["error"]["remedy"] == "load it: llamasup load"
+            assert refused.json()["error"]["remedy"] == "Load it: llamasup load"
             assert (await it.client.get("/livez")).status_code == 200
             assert (await it.client.get("/readyz")).status_code == 503
             await control.unload("tiny")  # nothing to do, and nothing is done

@@ -205,4 +205,4 @@ async def test_another_node_gets_the_models_with_their_load(tmp_path: Path, spec
         (warm,) = listing.models
         assert (listing.node, warm.serves, warm.busy) == (it.catalog.node, True, 0)
         assert warm.entry["id"] == "a"
-        assert read_listing(it.catalog.node_listing(lambda model: False)).models == ()
+        assert read_listing(it.catalog.node_listing(lambda model: None)).models == ()

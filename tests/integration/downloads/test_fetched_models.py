@@ -271,8 +271,10 @@ async def test_finished_download_of_a_change_is_not_reported(
     async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as models:
         await models.load("a")
         models.apply(far(specs["a"]))
-        await models.until(lambda: not models["a"].rolling_out)
-        reason = models["a"].served.unavailable_reason
-        assert reason is not None
-        assert reason.cause == "loading"
+
+        def cause() -> str:
+            reason = models["a"].served.unavailable_reason
+            return "" if reason is None else reason.cause
+
+        await models.until(lambda: not models["a"].rolling_out and cause() == "loading")
         assert not models["a"].is_outdated

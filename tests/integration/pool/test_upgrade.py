@@ -234,11 +234,12 @@ async def test_models_get_the_new_build_if_the_old_one_is_gone(
         ((), PREFILL_S * 1.6, "of the speed of the running build; 90% are needed"),
         (("leak_bytes=2000000",), PREFILL_S, "its memory has grown by"),
         (("die_at=50",), PREFILL_S, "at request 49 of 100"),
+        (("fail_at=50",), PREFILL_S, "its server answered with status 500 at request 49 of 100"),
         (("wrong=yes",), PREFILL_S, "its text is that of the running build for"),
         (("exit=load:1",), PREFILL_S, "does not start with it"),
         (("status=500",), PREFILL_S, "does not start with it"),
     ],
-    ids=["slow", "leaks", "crashes", "wrong", "ends", "fails"],
+    ids=["slow", "leaks", "crashes", "errors", "wrong", "ends", "fails"],
 )
 @async_test
 async def test_bad_build_is_refused_and_the_old_one_serves(
@@ -250,6 +251,15 @@ async def test_bad_build_is_refused_and_the_old_one_serves(
         refused = await rig.refusal(*fakes, prefill_s=prefill_s)
         assert why in refused.message
         assert rig.state == "refused"
+        proof = rig.upgrade.status()["proof"]
+        if fakes == ("fail_at=50",):
+            assert '"injected"' in proof["answer"]
+            assert refused.details == (f"Its answer: {proof['answer']}",)
+        if fakes == ("wrong=yes",):
+            assert (proof["answer"][:3], proof["expected"][:3]) == (" x0", " w0")
+        assert tuple(proof["lines"]) == refused.lines
+        if fakes == ("die_at=50",):
+            assert proof["answer"] is None
         assert rig.models.pids("a") == before
         assert await rig.models.ask("a").served_by() == 1
         assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == {

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.config import Config, load
-from llamasup.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid, ModelInvalid
 from llamasup.pool.eviction_policy import Phase
 from llamasup.service import config_source
 from llamasup.service.many_models import HostedModels
@@ -307,6 +307,22 @@ def test_missing_preloaded_model_is_loaded_when_its_file_appears(
             await it.until(lambda: it.phases() == [Phase.RESIDENT])
 
     asyncio.run(test())
+
+
+@async_test
+async def test_refused_link_has_its_remedy_before_and_after_a_load(tmp_path: Path, tiny_model: Path) -> None:
+    folder, config = tmp_path / "models", tmp_path / "c.yaml"
+    folder.mkdir()
+    (folder / "link.gguf").symlink_to(tiny_model)
+    config.write_text(f"runtime: {install(tmp_path / 'llama-server')}\nmodels_dir: {folder}\n")
+    async with hosting(config) as it:
+        target = it.hosted.control_target
+        (model,) = target.status()["models"]
+        assert "set follow_links: true" in model["remedy"]
+        assert "set follow_links: true" in " ".join(target.why("link")["change"])
+        with pytest.raises(ModelInvalid) as refused:
+            await it.load("link")
+        assert "set follow_links: true" in refused.value.remedy
 
 
 def test_model_unloaded_by_hand_stays_unloaded_after_other_changes(

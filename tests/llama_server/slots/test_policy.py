@@ -51,6 +51,7 @@ def test_key_ignores_order_address_and_threads() -> None:
         ("--ctx-size", "4096"),
         ("--flash-attn", "on"),
         *((flag, "1") for flag in ("--host", "--port", "--threads", "--cache-ram", "--verbosity")),
+        ("--ctx-checkpoints", "6"),
         ("--slot-save-path", "/elsewhere"),
     )
     left_out = Reason("--mlock", None, "left out", passed=False)

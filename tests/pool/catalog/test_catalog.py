@@ -16,7 +16,7 @@ from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.events import Bus
-from tests.models.test_registry import found
+from tests.models.test_registry import DECODER, found
 from tests.pool.pools import registry_of
 
 GOOD = ModelSpec("qwen", "/m/qwen.gguf")
@@ -43,13 +43,27 @@ def test_request_without_a_model_gets_the_available_names() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "remedy"),
-    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists the models.")],
+    [("qwn", "Did you mean qwen?"), ("zzz", "llamasup ps --all lists the models.")],
 )
 def test_command_with_an_unknown_name_gets_a_remedy(asked: str, remedy: str) -> None:
     async def visit() -> None:
         with pytest.raises(ModelUnknown) as raised:
             catalog_of(build([ModelRule("qwen", source="org/qwen")])).known(asked)
         assert raised.value.remedy == remedy
+
+    asyncio.run(visit())
+
+
+def test_a_name_of_two_publishers_is_404_and_names_both() -> None:
+    async def visit() -> None:
+        files = [found(f"/m/{org}/r/x.gguf", DECODER, "x", f"{org}/repo:x.gguf") for org in ("a", "b")]
+        catalog = Catalog(build((), files), pool_of(), lambda name: ModelSpec(name, "org/x"))
+        refusal = catalog.resolve("x", create=True)
+        assert isinstance(refusal, Unavailable)
+        assert (refusal.status, refusal.cause) == (404, "model_not_found")
+        assert refusal.message == "Several files have the name 'x', so none of them is served under it"
+        assert refusal.remedy == "use a/repo:x.gguf or b/repo:x.gguf"
+        assert not isinstance(catalog.resolve("b/repo:x.gguf", create=True), Unavailable)
 
     asyncio.run(visit())
 

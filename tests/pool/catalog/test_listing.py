@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llamasup.gguf.facts import ModelClass
 from llamasup.models.access import ResolvedModel, resolved
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
@@ -54,7 +55,7 @@ def test_loaded_model_is_listed_with_all_facts() -> None:
         "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
         "meta": {
             "n_ctx": 2048,
-            "n_ctx_train": 131072,
+            "n_ctx_train": 8192,
             "n_embd": 4096,
             "n_params": 8_000_000_000,
             "n_vocab": 128256,
@@ -114,6 +115,14 @@ def test_size_without_identity_is_that_of_the_header() -> None:
     found = entry(ModelSpec("m", "/m.gguf", listed=bert(file_bytes=123)))
     assert found["llamasup"]["size_bytes"] == 123
     assert found["architecture"]["output_modalities"] == ["embeddings"]
+
+
+@pytest.mark.parametrize("kind", ["lev", "clef", "unknown"])
+def test_decision_model_is_listed_as_llama_cpp_lists_it(kind: str) -> None:
+    """Its README: exactly this value, of models that are not loaded, too. A client of cyrup reads it."""
+    found = entry(ModelSpec("m", "/m.gguf", listed=bert(ModelClass.DECISION, decision=kind)))
+    assert found["architecture"]["output_modalities"] == ["decisions"]
+    assert found["llamasup"]["class"] == "decision"
 
 
 @pytest.mark.parametrize(

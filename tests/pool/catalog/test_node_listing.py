@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from llamasup.http.routes import Work
-from llamasup.pool.catalog import node_listing
-from llamasup.pool.catalog.node_listing import NodeModel, encode_listing, read_listing
+from llamasup.pool.catalog.node_listing import (
+    MAX_ALIASES,
+    MAX_MODEL_BYTES,
+    MAX_MODELS,
+    NodeModel,
+    encode_listing,
+    read_in_slices,
+    read_listing,
+)
 
 
 def test_listing_is_read_as_it_was_written() -> None:
@@ -31,14 +38,40 @@ def test_answer_of_another_program_is_no_listing(content: bytes) -> None:
 
 
 def test_invalid_and_double_names_are_left_out() -> None:
-    models = [NodeModel("a", ("../x", "y")), NodeModel("a", state="ready"), NodeModel("../b")]
+    models = [NodeModel("a", ("x\n", "x*", "y")), NodeModel("a", state="ready"), NodeModel("../b")]
     assert read_listing(encode_listing("n1", models)).models == (NodeModel("a", ("y",)),)
 
 
-def test_number_of_models_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_listing, "MAX_MODELS", 1)
-    with pytest.raises(ValueError, match="more than 1 models"):
-        read_listing(encode_listing("n1", [NodeModel("a"), NodeModel("b")]))
+@pytest.mark.check("X8", "the first 1000 models with 32 names each; the others are left out")
+def test_numbers_of_models_and_names_are_limited() -> None:
+    names = tuple(f"a{number}" for number in range(MAX_ALIASES + 1))
+    models = [NodeModel(f"m{number}", names) for number in range(MAX_MODELS + 2)]
+    found = read_listing(encode_listing("n1", models))
+    assert (len(found.models), found.models[-1].id, found.left_out) == (MAX_MODELS, f"m{MAX_MODELS - 1}", 2)
+    assert {model.aliases for model in found.models} == {names[:-1]}
+
+
+@pytest.mark.check("X8", "at most 16 KiB of each model are decoded, a few models at a time")
+def test_sizes_of_models_and_steps_are_limited() -> None:
+    large = NodeModel("b", entry={"lists": [[]] * MAX_MODEL_BYTES})
+    models = [large, *(NodeModel(f"m{number}") for number in range(MAX_MODELS - 1))]
+    *before, whole = read_in_slices(encode_listing("n1", models))
+    assert (len(whole.models), whole.left_out) == (MAX_MODELS - 1, 1)
+    assert len(before) >= MAX_MODELS // 20
+
+
+@pytest.mark.parametrize("state", ["", "new", "ready ", "x" * 10_000])
+def test_unknown_state_counts_as_stopped(state: str) -> None:
+    (model,) = read_listing(encode_listing("n1", [NodeModel("a", state=state, problem="p" * 5000)])).models
+    assert (model.state, len(model.problem)) == ("stopped", 1000)
+
+
+@pytest.mark.parametrize("field", ["slots", "busy", "queued"])
+@pytest.mark.parametrize("number", [-1, 10**9, 1.5, "1", None])
+def test_count_of_another_kind_is_no_listing(field: str, number: object) -> None:
+    content = msgspec.json.encode({"node": "n", "models": [{"id": "a", field: number}]})
+    with pytest.raises(ValueError, match=field):
+        read_listing(content)
 
 
 def test_model_serves_when_it_is_ready_and_has_slots() -> None:

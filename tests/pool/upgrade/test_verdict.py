@@ -16,6 +16,8 @@ from llamasup.pool.upgrade.verdict import (
     after_crashes,
     agreement,
     next_step,
+    refusal,
+    shown_failure,
 )
 
 MIB = 1 << 20
@@ -173,3 +175,55 @@ def test_build_is_put_back_if_crashes_rise(old: int, new: int, stays: bool) -> N
     why = after_crashes(old, new)
     assert (why == "") is stays
     assert stays or f"crashed {new} times" in why
+
+
+# --- what users see
+
+
+@pytest.mark.parametrize(
+    ("failed", "shown"),
+    [
+        # ggml-org/llama.cpp#7874, netdur/llama_cpp_dart#81: other text after an update
+        (
+            Refused("its text differs", answer="hazır(Display\x1b[2JGithub", expected="Yes, I do."),
+            ("Its answer: hazır(Display\\x1b[2JGithub", "The answer of the running build: Yes, I do."),
+        ),
+        # An error object of llama-server, with a line feed
+        (
+            Refused("its server answered with status 500", answer='{"error":\n{"code":500}}'),
+            ('Its answer: {"error":\\n{"code":500}}',),
+        ),
+        (
+            Refused("its server ended", lines=("ggml-backend.cpp:1455: assert\u202e",)),
+            (),
+        ),  # ollama/ollama#9870
+        (Refused("x", judged=False), ()),
+        (Refused("x", answer="w" * 501), (f"Its answer: {'w' * 500}…",)),
+    ],
+)
+def test_a_refusal_shows_the_answer_and_the_log(failed: Refused, shown: tuple[str, ...]) -> None:
+    error = refusal("b1", failed)
+    assert error.cause == ("build_refused" if failed.judged else "build_unproven")
+    assert error.details == shown
+    assert len(error.lines) == len(failed.lines)
+    report = shown_failure(failed)
+    assert all(line.isprintable() and len(line) <= 501 for line in (*error.lines, *report["lines"]))
+    assert (report["answer"] is None, report["expected"] is None) == (not failed.answer, not failed.expected)
+
+
+def test_a_report_without_a_refusal_has_the_same_keys() -> None:
+    assert shown_failure(None) == {"answer": None, "expected": None, "lines": []}
+
+
+def test_the_answer_that_differs_most_is_shown() -> None:
+    other = replace(SAME, new_text="one two 3")
+    step = next_step(trial(*[replace(SAME, new_text="wrong"), *[other] * 7], answered=8))
+    assert isinstance(step, Refused)
+    assert (step.answer, step.expected) == ("wrong", SAME.old_text)
+
+
+def test_a_failed_request_keeps_its_answer_and_lines() -> None:
+    failed = replace(trial(answered=4), broken="answered with status 500", answer="{}", lines=("a",))
+    step = next_step(failed)
+    assert isinstance(step, Refused)
+    assert (step.answer, step.lines) == ("{}", ("a",))

@@ -112,6 +112,8 @@ def test_loaded_model_says_how_long_it_stays(facts: Any, sentence: str) -> None:
         ({"queued": 1, "slots": 1}, "1 request waits because its only slot is busy."),
         ({"queued": 3, "slots": 4}, "3 requests wait because all 4 slots are busy."),
         ({"queued": 2}, "2 requests wait because all slots are busy."),
+        ({"queued": 1, "slots": 4, "max_concurrent": 1}, "1 request waits because max_concurrent is 1."),
+        ({"queued": 1, "slots": 1, "max_concurrent": 4}, "1 request waits because its only slot is busy."),
     ],
 )
 def test_queue_of_a_loaded_model_waits_for_slots(facts: Any, sentence: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from llamasup.errors import DoesNotFit
+from llamasup.errors import DoesNotFit, GaveUp, ServerFailed
 from llamasup.llama_server.plan_limits import Change, Reduction
 from llamasup.pool.cheapest_set import COUNT, Candidate, Resource
 from llamasup.pool.eviction_policy import Grounds
@@ -146,6 +146,19 @@ def test_refusal_has_the_message_and_the_remedy_of_its_error() -> None:
         ": qwen does not fit: it needs 5 GiB, and 2 GiB are free",
         ("Buy memory.",),
     )
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        LoadFailed("qwen", GaveUp("Gave up after 6 crashes.")),
+        LoadFailed("qwen", ServerFailed("It is truncated.", cause="model_corrupt", exit_code=65)),
+        LoadFailed(None, DoesNotFit("It is too large.")),
+    ],
+    ids=["crash loop", "end of the server", "llamasup itself"],
+)
+def test_failure_that_the_exit_has_told_or_of_llamasup_itself_is_no_decision(event: LoadFailed) -> None:
+    assert of_event(event, NOON, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_lock_file_that_cannot_be_opened_is_named_with_a_remedy(
     make(lock)
     with pytest.raises(PortNotAllowed, match=re.escape(f"cannot open the lock file '{lock}'")) as refused:
         bind_unix(str(tmp_path / "a.sock"))
-    assert refused.value.remedy.startswith("remove the lock file")
+    assert refused.value.remedy.startswith("Remove the lock file")
 
 
 def test_missing_folder_is_not_reported_as_lock_file_error(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import RequestUnknown
 from llamasup.llama_server.answers import SlotProgress
@@ -26,7 +27,9 @@ LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=12.0,
 class LiveView:
     """The live requests of a rig. ``slots``: what the llama-server answers."""
 
-    def __init__(self, rig: Rig, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, rig: Rig, clock: Callable[[], float] | None = None, *, needs_key: bool = False
+    ) -> None:
         self.slots: Sequence[SlotProgress] | None = ()
         self.queries = 0
         self.rig = rig
@@ -37,7 +40,7 @@ class LiveView:
             self.queries += 1
             return self.slots
 
-        self.live = LiveRequests(rig.proxy.clients, query_slots)
+        self.live = LiveRequests(rig.proxy.clients, query_slots, needs_key=lambda: needs_key)
 
     def requests(self) -> tuple[LiveRequest, ...]:
         self.live._answered_s = float("-inf")  # as if the last query was long ago
@@ -235,6 +238,20 @@ def test_request_without_a_model_is_not_kept(make_rig: MakeRig) -> None:
     rig.ask(get(b"/health"))
     live.note_ended(rig.record())
     assert live.ended_so_far == 0
+
+
+@pytest.mark.parametrize(
+    ("needs_key", "client", "kept"), [(False, "10.0.0.1", 1), (True, "10.0.0.1", 0), (True, "key:a", 1)]
+)
+def test_refusals_of_strangers_are_not_kept(
+    make_rig: MakeRig, needs_key: bool, client: str, kept: int
+) -> None:
+    """Anybody who reaches the port could push the requests of clients out."""
+    rig = make_rig()
+    live = LiveView(rig, needs_key=needs_key).live
+    rig.ask(get(b"/v1/responses", b"Sec-WebSocket-Version: 13"))
+    live.note_ended(replace(rig.record(), client=client))
+    assert live.ended_so_far == kept
 
 
 # --- cancelling

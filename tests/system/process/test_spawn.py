@@ -109,6 +109,23 @@ def test_child_has_the_nice_value_in_its_own_session(run: Run, tmp_path: Path, n
     run(test())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a nice value is that of a process")
+def test_threads_that_a_child_already_has_get_the_nice_value() -> None:
+    program = "import threading; threading.Thread(target=input).start(); print(flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        threads = [thread.id for thread in psutil.Process(child.pid).threads()]
+        native.set_niceness(child.pid, 7)
+        assert [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads] == [7, 7]
+        child.communicate(b"\n")
+
+
 # --- the end ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.errors import FolderUnusable
+from llamasup.errors import FolderUnusable, NothingWritable
 from llamasup.system.native import native
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.run_folder import LONGEST_SOCKET_NAME, run_folder
@@ -49,6 +49,7 @@ def test_symlink_file_and_invalid_path_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FolderUnusable, match="Not a directory") as raised:
         private_folder(tmp_path / "file" / "below")
     assert (raised.value.exit_code, raised.value.cause) == (71, "folder_unusable")
+    assert "set $HOME" in raised.value.remedy
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +166,7 @@ def test_folder_of_another_user_is_skipped(short: Path, monkeypatch: pytest.Monk
 def test_no_usable_folder_is_an_error_with_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path("/proc/self/fd"))
-    with pytest.raises(FolderUnusable, match="/proc/self/fd"):
+    with pytest.raises(NothingWritable, match="/proc/self/fd"):
         run_folder()
 
 

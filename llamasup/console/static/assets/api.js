@@ -1,15 +1,27 @@
 // The control API and the models' API. Each failure is an ApiError with a message and a remedy.
 
-const CONTROL = "/llamasup/v1";
+// The page is at PREFIX/llamasup/, where a reverse proxy may have added a prefix.
+const ROOT = new URL("..", location.href).pathname;
+const CONTROL = `${ROOT}llamasup/v1`;
 const HEADER = "X-Llamasup-Console";
-// The storage belongs to this port; the cookie goes to each port of the host.
-const SECRET = "llamasup-secret";
+const PAGE_SECRET = document.querySelector("meta[name=llamasup-page]").content;
+const SECRET = `llamasup-secret${ROOT.slice(0, -1)}`; // several llamasups may have one origin
+// Where llama-server's pages have the same address, this page is sandboxed: it has no storage that these pages could read.
+const storage = (() => {
+  try {
+    return localStorage;
+  } catch {
+    const kept = new Map();
+    return { getItem: (name) => kept.get(name), setItem: (name, value) => kept.set(name, value), removeItem: (name) => kept.delete(name) };
+  }
+})();
 let signedOut = () => {};
 
 export class ApiError extends Error {
   constructor(status, error) {
     super(error.message || `The server answered ${status}.`);
     this.status = status;
+    this.cause = error.cause;
     this.remedy = error.remedy || "";
     this.details = error.details || [];
     this.acceptsKey = error.accepts_key ?? true; // where signing in was refused
@@ -31,13 +43,22 @@ async function failure(response) {
   return new ApiError(response.status, { ...error, accepts_key: body.accepts_key });
 }
 
+// Without one, llamasup says how to sign in.
+export async function session() {
+  const asked = storage.getItem(SECRET);
+  try {
+    return await get("console/session");
+  } catch (error) {
+    if (error.cause === "console_page") location.reload(); // llamasup has started again
+    if (error.status !== 401 || !asked || asked !== storage.getItem(SECRET)) throw error;
+  }
+  storage.removeItem(SECRET);
+  return session();
+}
+
 // Without a session, an address that is closed for keys answers 403.
 async function checkSession() {
-  const headers = ownHeaders();
-  const response = await send(`${CONTROL}/console/session`, { headers, cache: "no-store" }).catch(() => null);
-  if (response?.status !== 401) return;
-  const error = await failure(response);
-  if (headers[HEADER] === ownHeaders()[HEADER]) signedOut(error); // else this browser has signed in again
+  await session().catch((error) => error.status === 401 && !storage.getItem(SECRET) && signedOut(error));
 }
 
 async function send(path, options) {
@@ -49,18 +70,18 @@ async function send(path, options) {
   }
 }
 
-// A sign-in sends the header too, with any value.
-const ownHeaders = () => ({ [HEADER]: localStorage.getItem(SECRET) ?? "none" });
+// A sign-in has no session yet.
+const ownHeaders = () => ({ [HEADER]: storage.getItem(SECRET) ?? PAGE_SECRET });
 
 export async function signIn(body) {
-  const session = await post("console/session", body);
-  localStorage.setItem(SECRET, session.secret);
-  return session;
+  const opened = await post("console/session", body);
+  storage.setItem(SECRET, opened.secret);
+  return opened;
 }
 
 export async function signOut() {
   await control("DELETE", "console/session").catch(() => {});
-  localStorage.removeItem(SECRET);
+  storage.removeItem(SECRET);
 }
 
 export async function control(method, path, { body, signal, raw = false } = {}) {
@@ -71,7 +92,7 @@ export async function control(method, path, { body, signal, raw = false } = {}) 
     headers,
     signal,
     body: body === undefined ? undefined : JSON.stringify(body),
-    credentials: "same-origin",
+    credentials: "omit",
     cache: "no-store",
   });
   if (!response.ok) {
@@ -88,9 +109,9 @@ export const modelPath = (id, rest) => `models/${encodeURIComponent(id)}/${rest}
 
 // A request to a model, with the key that lives only in this page and in the memory of llamasup.
 export async function infer(key, path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
+  const headers = { ...ownHeaders(), "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
-  const response = await send(path, { method: "POST", headers, body: JSON.stringify(body), signal, cache: "no-store" });
+  const response = await send(ROOT + path, { method: "POST", headers, body: JSON.stringify(body), signal, credentials: "omit", cache: "no-store" });
   if (!response.ok) throw await failure(response);
   return response;
 }

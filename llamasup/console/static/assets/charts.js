@@ -42,10 +42,9 @@ function useDark() {
   return isDark;
 }
 
-// uPlot passes on a range of years if there is only one time.
 function shownTimes(times, bars) {
   const last = times.at(-1) ?? 0;
-  return bars ? [(times[0] ?? 0) - DAY_S, last + DAY_S] : [last - HOUR_S, last];
+  return bars ? [(times[0] ?? 0) - DAY_S / 2, last + DAY_S / 2] : [last - HOUR_S, last];
 }
 
 export function Chart({ title, times, values, format, markFormat = format, bars = false }) {
@@ -92,7 +91,7 @@ export function Chart({ title, times, values, format, markFormat = format, bars 
     };
   }, [isDark]);
   useEffect(() => plot.current?.setData([times, values]), [times, values]);
-  const last = values.findLast((value) => value != null);
-  return html`<figure class="chart"><figcaption>${title} <strong>${format(last)}</strong></figcaption>
+  const shown = bars ? values.reduce((sum, value) => sum + value, 0) : values.findLast((value) => value != null);
+  return html`<figure class="chart"><figcaption>${title} <strong>${format(shown)}</strong></figcaption>
     <div ref=${place} aria-hidden="true"></div></figure>`;
 }

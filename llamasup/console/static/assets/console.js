@@ -1,7 +1,7 @@
 // The console: signs in, then shows the page that the fragment of the address names.
 import { render } from "./vendor/preact.module.js";
 import { useEffect, useState } from "./vendor/hooks.module.js";
-import { get, onSignedOut, signIn, signOut } from "./api.js";
+import { onSignedOut, session, signIn, signOut } from "./api.js";
 import { html } from "./html.js";
 import { Problem, useStore } from "./parts.js";
 import { SignIn } from "./pages/sign_in.js";
@@ -59,9 +59,10 @@ function Console() {
       <span class=${connected ? "link on" : "link off"} role="status">${connected ? "live" : "reconnecting"}</span>
       <button class="quiet" onClick=${() => signOut().then(begin)}>Sign out</button>
     </header>
-    <main id="main" tabindex="-1">
+    <main id="main" tabindex="-1" class=${connected ? null : "stale"}>
       <h1>${PAGES[where.name]}</h1>
       ${!connected && html`<${Problem} error=${error} />`}
+      ${!connected && status && html`<p class="note">All states are from before.</p>`}
       ${loaded.name !== where.name || !session
         ? html`<p class="note">Loading…</p>`
         : loaded.Page ? html`<${loaded.Page} key=${where.name} model=${where.model} />` : html`<${Problem} error=${loaded.error} />`}
@@ -79,8 +80,8 @@ function showSignIn(error) {
   render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
 }
 
-function showConsole(session) {
-  update({ session });
+function showConsole(opened) {
+  update({ session: opened });
   start();
   render(html`<${Console} />`, root);
 }
@@ -95,16 +96,16 @@ async function begin() {
     const token = location.hash.slice(TOKEN.length);
     history.replaceState(null, "", location.pathname); // it is valid only once
     try {
-      const session = await signIn({ token });
-      if (mine === begun) showConsole(session);
+      const opened = await signIn({ token });
+      if (mine === begun) showConsole(opened);
       return;
     } catch (error) {
       refused = error; // this browser may have a session all the same
     }
   }
   try {
-    const session = await get("console/session");
-    if (mine === begun) showConsole(session);
+    const known = await session();
+    if (mine === begun) showConsole(known);
   } catch (error) {
     if (mine === begun) showSignIn(refused ?? error);
   }

@@ -56,14 +56,26 @@ export function Problem({ error }) {
   </div>`;
 }
 
+// Columns are {title, of, number, head, tone}: `of` and `tone` take a row. The column with `head` names the row.
+// On a narrow page a row is a block, and each of its cells shows its title (console.css).
+export function Table({ name, columns, rows, idOf, toneOf }) {
+  const classOf = ({ number, tone }, row) => [number && "number", row && tone?.(row)].filter(Boolean).join(" ") || null;
+  return html`<div class="scroll"><table class=${name}>
+    <thead><tr>${columns.map((column) => html`<th class=${classOf(column)}>${column.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${idOf(row)} class=${toneOf?.(row)}>${columns.map((column) => column.head
+      ? html`<th scope="row">${column.of(row)}</th>`
+      : html`<td class=${classOf(column, row)} data-title=${column.title}>${column.of(row)}</td>`)}</tr>`)}</tbody></table></div>`;
+}
+
 export function State({ state }) {
   return html`<span class=${`state state-${state}`}>${state}</span>`;
 }
 
-export function ModelChoice({ label, models, value, onChange, optional = false }) {
+// `empty`: what the choice of no model is called, if there is one.
+export function ModelChoice({ label, models, value, onChange, empty }) {
   return html`<label class="field"><span>${label}</span>
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${optional && html`<option value="">none</option>`}
+      ${empty && html`<option value="">${empty}</option>`}
       ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
     </select></label>`;
 }

@@ -2,9 +2,21 @@ import { useState } from "../vendor/hooks.module.js";
 import { get, post } from "../api.js";
 import { count, moment, percent, UNKNOWN } from "../format.js";
 import { html } from "../html.js";
-import { Problem, State, useAnswer } from "../parts.js";
+import { Problem, State, Table, useAnswer } from "../parts.js";
 
 const WAITING = ["validating", "in_progress"]; // those that can be cancelled
+const COLUMNS = [
+  { title: "Created", of: (batch) => html`<span title=${batch.id}>${moment(batch.created_at)}</span>`, head: true },
+  { title: "Client", of: (batch) => batch.client || UNKNOWN },
+  { title: "Path", of: (batch) => batch.endpoint },
+  { title: "Status", of: (batch) => html`<${State} state=${batch.status} />` },
+  { title: "Lines", of: ({ request_counts: { total } }) => (total ? count(total) : UNKNOWN), number: true },
+  { title: "Done", of: ({ request_counts: { completed } }) => count(completed), number: true },
+  { title: "Failed", of: ({ request_counts: { failed } }) => count(failed), number: true, tone: (batch) => batch.request_counts.failed > 0 && "bad" },
+  { title: "Percent", of: ({ request_counts: { total, completed, failed } }) => (total ? percent((100 * (completed + failed)) / total) : UNKNOWN), number: true },
+  { title: "Ends by", of: (batch) => moment(batch.expires_at) },
+  { title: "Errors", of: (batch) => (batch.errors?.data ?? []).map((mistake) => html`<p>${mistake.line ? `line ${mistake.line}: ` : ""}${mistake.message}</p>`) },
+];
 
 export default function Batches() {
   const [cancels, setCancels] = useState(0);
@@ -19,25 +31,13 @@ export default function Batches() {
     }
     setCancels((number) => number + 1);
   };
+  const cancelled = {
+    title: "",
+    of: ({ id, status }) => WAITING.includes(status) && html`<button aria-label=${`Cancel batch ${id}`} onClick=${() => cancel(id)}>Cancel</button>`,
+  };
   const batches = answer.value?.batches;
   return html`<${Problem} error=${error ?? answer.error} />
     ${batches && (batches.length === 0
       ? html`<p class="note">No batch has been created.</p>`
-      : html`<div class="scroll"><table class="batches">
-        <thead><tr><th>Created</th><th>Client</th><th>Path</th><th>Status</th><th class="number">Lines</th><th class="number">Done</th><th class="number">Failed</th><th class="number">Percent</th><th>Ends by</th><th>Errors</th><th></th></tr></thead>
-        <tbody>${batches.map((batch) => html`<${Row} key=${batch.id} batch=${batch} onCancel=${() => cancel(batch.id)} />`)}</tbody></table></div>`)}`;
-}
-
-function Row({ batch, onCancel }) {
-  const { total, completed, failed } = batch.request_counts;
-  const errors = batch.errors?.data ?? [];
-  return html`<tr>
-    <th scope="row" title=${batch.id}>${moment(batch.created_at)}</th><td>${batch.client || UNKNOWN}</td><td>${batch.endpoint}</td>
-    <td><${State} state=${batch.status} /></td>
-    <td class="number">${total ? count(total) : UNKNOWN}</td><td class="number">${count(completed)}</td>
-    <td class=${`number ${failed ? "bad" : ""}`}>${count(failed)}</td>
-    <td class="number">${total ? percent((100 * (completed + failed)) / total) : UNKNOWN}</td>
-    <td>${moment(batch.expires_at)}</td><td>${errors.map((mistake) => html`<p>${mistake.line ? `line ${mistake.line}: ` : ""}${mistake.message}</p>`)}</td>
-    <td>${WAITING.includes(batch.status) && html`<button aria-label=${`Cancel batch ${batch.id}`} onClick=${onCancel}>Cancel</button>`}</td>
-  </tr>`;
+      : html`<${Table} name="batches" columns=${[...COLUMNS, cancelled]} rows=${batches} idOf=${(batch) => batch.id} />`)}`;
 }

@@ -91,12 +91,12 @@ export default function Config() {
     <label class="field wide"><span>Config file</span>
       <textarea class="code" rows="20" spellcheck="false" readonly=${!config.writable} value=${text} onInput=${(event) => edit(event.target.value)}></textarea></label>
     <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok || applying} onClick=${apply}>Apply</button>
-      <button class="quiet" disabled=${applying} onClick=${discard}>Read again</button></p>
+      <button class="quiet" disabled=${applying} onClick=${discard}>Reload from disk</button></p>
     <div aria-live="polite">${value && !value.ok && html`<ul class="problem">${value.mistakes.map((mistake) => html`<li>Line ${mistake.line ?? "–"}: ${mistake.key ? `${mistake.key}: ` : ""}${mistake.message}</li>`)}</ul>`}
       ${value?.ok && html`<${Changes} title="What this text would change" changes=${value.changes} />`}</div>
     <${Problem} error=${refused} />
     <${Problem} error=${error ?? applied.error} />
-    ${applied.error?.status === 409 && html`<p class="note">Copy your text first: “Read again” replaces it.</p>`}
+    ${applied.error?.status === 409 && html`<p class="note">Copy your text first: “Reload from disk” replaces it.</p>`}
     ${applied.changes && html`<${Changes} title="Applied" changes=${applied.changes} />`}`;
 }
 

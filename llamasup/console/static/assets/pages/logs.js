@@ -4,6 +4,7 @@ import { plainText } from "../format.js";
 import { html } from "../html.js";
 import { ModelChoice, Problem, useStore } from "../parts.js";
 
+const OWN = "llamasup itself";
 const LINES = 500;
 const RETRY_MS = 3000;
 const KEPT_CHARACTERS = 500_000;
@@ -11,13 +12,17 @@ const KEPT_CHARACTERS = 500_000;
 export default function Logs({ model }) {
   const { status } = useStore();
   const models = status?.models ?? [];
+  const [own, setOwn] = useState(false);
   const first = useRef(""); // stays when another model becomes ready
   if (!models.some((known) => known.id === first.current)) {
     first.current = (models.find((known) => known.state === "ready") ?? models[0])?.id ?? "";
   }
-  const chosen = model || first.current;
-  if (!chosen) return html`<p class="note">There is no model.</p>`;
-  return html`<${ModelChoice} label="Model" models=${models} value=${chosen} onChange=${(id) => (location.hash = `#logs/${encodeURIComponent(id)}`)} />
+  const chosen = own ? "" : model || first.current;
+  const choose = (id) => {
+    setOwn(!id);
+    if (id) location.hash = `#logs/${encodeURIComponent(id)}`;
+  };
+  return html`<${ModelChoice} label="Model" models=${models} value=${chosen} empty=${OWN} onChange=${choose} />
     <${Log} key=${chosen} model=${chosen} />`;
 }
 
@@ -37,7 +42,7 @@ function Log({ model }) {
       const mine = abort;
       let kept = "";
       try {
-        const answer = await control("GET", modelPath(model, `logs?lines=${LINES}&follow=1`), { raw: true, signal: mine.signal });
+        const answer = await control("GET", (model ? modelPath(model, "logs") : "logs") + `?lines=${LINES}&follow=1`, { raw: true, signal: mine.signal });
         // Invalid UTF-8 becomes a replacement character. The raw text is kept, so an escape cut in two is still found.
         const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
         for (;;) {
@@ -66,5 +71,5 @@ function Log({ model }) {
   }, [text, follows]);
   return html`<label class="check"><input type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> Scroll to the newest line</label>
     <${Problem} error=${error} />
-    <pre class="log" ref=${place} tabindex="0" role="log" aria-label=${`Log of ${model}`}>${text}</pre>`;
+    <pre class="log" ref=${place} tabindex="0" role="log" aria-label=${`Log of ${model || OWN}`}>${text}</pre>`;
 }

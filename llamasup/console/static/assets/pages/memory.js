@@ -1,12 +1,19 @@
 import { get } from "../api.js";
 import { bytes } from "../format.js";
 import { html } from "../html.js";
-import { Problem, State, useAnswer } from "../parts.js";
+import { Problem, State, Table, useAnswer } from "../parts.js";
 
 const KINDS = ["weights", "kv", "compute", "cache"];
 const NAMES = { weights: "Weights", kv: "KV cache", compute: "Compute", cache: "Prompt cache" };
 const LEGEND = { ...NAMES, measured: "Measured", others: "Other programs", free: "Free" };
 const WIDTH = 1000;
+const COLUMNS = [
+  { title: "Model", of: (model) => model.id, head: true },
+  { title: "State", of: (model) => html`<${State} state=${model.state} />` },
+  ...KINDS.map((kind) => ({ title: NAMES[kind], of: (model) => bytes(model.predicted?.[`${kind}_bytes`]), number: true })),
+  { title: "Predicted", of: (model) => bytes(model.predicted?.total_bytes), number: true },
+  { title: "Measured", of: (model) => bytes(model.measured_bytes), number: true },
+];
 
 export default function Memory() {
   const { value, error } = useAnswer((signal) => get("memory", signal), [], 3000);
@@ -54,12 +61,6 @@ function Device({ device }) {
     </svg>`)}
     ${device.models.length === 0
       ? html`<p class="note">No model uses it.</p>`
-      : html`<div class="scroll"><table>
-        <thead><tr><th>Model</th><th>State</th>${KINDS.map((kind) => html`<th class="number">${NAMES[kind]}</th>`)}<th class="number">Predicted</th><th class="number">Measured</th></tr></thead>
-        <tbody>${device.models.map((model) => html`<tr key=${model.id}>
-          <th scope="row">${model.id}</th><td><${State} state=${model.state} /></td>
-          ${KINDS.map((kind) => html`<td class="number">${bytes(model.predicted?.[`${kind}_bytes`])}</td>`)}
-          <td class="number">${bytes(model.predicted?.total_bytes)}</td><td class="number">${bytes(model.measured_bytes)}</td>
-        </tr>`)}</tbody></table></div>`}
+      : html`<${Table} columns=${COLUMNS} rows=${device.models} idOf=${(model) => model.id} />`}
   </section>`;
 }

@@ -87,7 +87,7 @@ function Model({ model }) {
     </p>
     <${Problem} error=${error} />
     ${asksWhy && html`<${Why} model=${model} />`}
-    ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
+    ${model.aliases.length > 0 && html`<p class="note">Aliases: ${model.aliases.join(", ")}</p>`}
     ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}

@@ -2,12 +2,23 @@ import { useEffect, useState } from "../vendor/hooks.module.js";
 import { post } from "../api.js";
 import { bytes, count, shortArguments } from "../format.js";
 import { html } from "../html.js";
-import { ModelChoice, Problem, useStore } from "../parts.js";
+import { ModelChoice, Problem, Table, useStore } from "../parts.js";
 
 const KV_TYPES = ["f16", "q8_0", "q5_1", "q4_0"];
 const SMALLEST_CONTEXT = 512;
 const PAUSE_MS = 120;
 const LARGEST_POWER = 11; // 512 × 2^11 = 1,048,576 tokens
+const DEVICES = [
+  { title: "Device", of: ([name]) => (name === "ram" ? "RAM" : name), head: true },
+  { title: "Needed", of: ([, device]) => bytes(device.needed_bytes), number: true },
+  { title: "Free", of: ([, device]) => bytes(device.free_bytes), number: true },
+  { title: "Fits", of: ([, device]) => (device.fits ? "yes" : "no"), tone: ([, device]) => (device.fits ? "good" : "bad") },
+];
+const FLAGS = [
+  { title: "Flag", of: (reason) => html`<code>${reason.flag}</code>`, head: true },
+  { title: "Value", of: (reason) => reason.value ?? "" },
+  { title: "Reason", of: (reason) => reason.reason },
+];
 
 // The text after # is a model, or the path of a file.
 export default function Plan({ model }) {
@@ -24,10 +35,10 @@ export default function Plan({ model }) {
   };
   return html`<p class="note">Nothing is started or changed here.</p>
     <div class="fields">
-      <${ModelChoice} label="Model" optional=${isFile} models=${models} value=${isFile ? "" : chosen} onChange=${(id) => choose(id)} />
+      <${ModelChoice} label="Model" empty=${isFile && "none"} models=${models} value=${isFile ? "" : chosen} onChange=${(id) => choose(id)} />
       <form class="fields" onSubmit=${chooseFile}><label class="field"><span>Or a GGUF file of the server</span>
         <input pattern=" */.*" title="An absolute path, such as /models/model.gguf" placeholder="/models/model.gguf" value=${path} onInput=${(event) => setPath(event.target.value)} spellcheck="false" autocomplete="off" /></label>
-        <p class="field"><button>Plan the file</button></p></form>
+        <p class="field"><button>Show plan</button></p></form>
     </div>
     ${chosen && html`<${Planned} key=${chosen} model=${chosen} />`}`;
 }
@@ -76,14 +87,10 @@ function Slider({ label, unit, max, value, toValue, fromValue, start, onChange }
 function Answer({ plan }) {
   return html`<div aria-live="polite">
       ${plan.problem && html`<${Problem} error=${plan.problem} />`}
-      <div class="scroll"><table><thead><tr><th>Device</th><th class="number">Needed</th><th class="number">Free</th><th>Fits</th></tr></thead>
-        <tbody>${Object.entries(plan.devices).map(([name, device]) => html`<tr key=${name}><th scope="row">${name === "ram" ? "RAM" : name}</th>
-          <td class="number">${bytes(device.needed_bytes)}</td><td class="number">${bytes(device.free_bytes)}</td>
-          <td class=${device.fits ? "good" : "bad"}>${device.fits ? "yes" : "no"}</td></tr>`)}</tbody></table></div>
+      <${Table} columns=${DEVICES} rows=${Object.entries(plan.devices)} idOf=${([name]) => name} />
       <p>${plan.evicts.length ? `It would unload ${plan.evicts.join(", ")}.` : "No other model would be unloaded for it."}</p>
     </div>
     <h2>Command line</h2>
     <pre class="command" tabindex="0">${shortArguments(plan.argv)}</pre>
-    <div class="scroll"><table><thead><tr><th>Flag</th><th>Value</th><th>Reason</th></tr></thead>
-      <tbody>${(plan.reasons ?? []).map((reason) => html`<tr key=${reason.flag} class=${reason.passed ? null : "left-out"}><th scope="row"><code>${reason.flag}</code></th><td>${reason.value ?? ""}</td><td>${reason.reason}</td></tr>`)}</tbody></table></div>`;
+    <${Table} columns=${FLAGS} rows=${plan.reasons ?? []} idOf=${(reason) => reason.flag} toneOf=${(reason) => (reason.passed ? null : "left-out")} />`;
 }

@@ -44,7 +44,7 @@ function Chat() {
     const numbers = Object.fromEntries(Object.entries(sampling).filter(([, typed]) => typed).map(([name, typed]) => [name, Number(typed)]));
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...answered(asked)];
     try {
-      const response = await infer(session.inference_key, "/v1/chat/completions", { model, messages, ...numbers, stream: true, stream_options: { include_usage: true } }, signal);
+      const response = await infer(session.inference_key, "v1/chat/completions", { model, messages, ...numbers, stream: true, stream_options: { include_usage: true } }, signal);
       for await (const data of eventsOf(response)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -65,8 +65,8 @@ function Chat() {
   const number = (name, label, min, max, step) => html`<label class="field small"><span>${label}</span><input type="number" min=${min} max=${max} step=${step} value=${sampling[name]} onInput=${(event) => setSampling({ ...sampling, [name]: event.target.value })} /></label>`;
   return html`<div class="fields">
       <${ModelChoice} label="Model" models=${models} value=${chosen[0]} onChange=${(id) => setSides([id, sides[1]])} />
-      <${ModelChoice} label="Second model" optional models=${models} value=${chosen[1]} onChange=${(id) => setSides([sides[0], id])} />
-      ${number("temperature", "Temperature", 0, 2, 0.1)} ${number("top_p", "Top p", 0, 1, 0.05)} ${number("max_tokens", "Most tokens", 1, 100000, 1)}
+      <${ModelChoice} label="Second model" empty="none" models=${models} value=${chosen[1]} onChange=${(id) => setSides([sides[0], id])} />
+      ${number("temperature", "Temperature", 0, 2, 0.1)} ${number("top_p", "Top p", 0, 1, 0.05)} ${number("max_tokens", "Max tokens", 1, 100000, 1)}
     </div>
     <label class="field wide"><span>System prompt</span><textarea rows="2" value=${system} onInput=${(event) => setSystem(event.target.value)}></textarea></label>
     <div class="sides">${chosen.map((model, side) => model && html`<section key=${side} class="card" aria-label=${`Answers of ${model}`}><h2>${model}</h2>${talks[side].map((said, place) => html`<${Said} key=${place} said=${said} />`)}</section>`)}</div>
@@ -106,7 +106,7 @@ function Single({ task }) {
     const lines = documents.split("\n").filter(Boolean);
     const body = task === "embeddings" ? { model: chosen, input: text } : { model: chosen, query: text, documents: lines };
     try {
-      const value = await (await infer(session.inference_key, `/v1/${task}`, body)).json();
+      const value = await (await infer(session.inference_key, `v1/${task}`, body)).json();
       show({ value, took: (performance.now() - started) / 1000 });
     } catch (error) {
       show({ error });

@@ -2,9 +2,34 @@ import { useState } from "../vendor/hooks.module.js";
 import { control } from "../api.js";
 import { clock, count, percent, rate, seconds, UNKNOWN } from "../format.js";
 import { html } from "../html.js";
-import { Problem, useStore } from "../parts.js";
+import { Problem, Table, useStore } from "../parts.js";
 
 const SLOW_S = 10;
+const LIVE = [
+  { title: "Model", of: (request) => request.model ?? UNKNOWN, head: true },
+  { title: "Path", of: (request) => request.path },
+  { title: "Phase", of: phaseText },
+  { title: "Age", of: (request) => seconds(request.age_s), number: true },
+  { title: "Prompt", of: (request) => count(request.tokens_prompt), number: true },
+  { title: "Generated", of: (request) => count(request.tokens_completion), number: true },
+  { title: "Speed", of: (request) => rate(request.tokens_per_s), number: true },
+  { title: "Client", of: clientOf },
+];
+const FINISHED = [
+  { title: "Ended", of: (request) => clock(request.time) },
+  { title: "Model", of: (request) => request.model ?? UNKNOWN, head: true },
+  { title: "Path", of: (request) => request.path },
+  { title: "Client", of: clientOf },
+  { title: "Status", of: (request) => request.status, number: true, tone: ({ status }) => status >= 400 && "bad" },
+  { title: "Outcome", of: (request) => request.cause ?? request.outcome, tone: (request) => request.cause && "bad" },
+  { title: "Queue", of: (request) => seconds(request.queue_s), number: true },
+  { title: "First byte", of: (request) => seconds(request.first_byte_s), number: true },
+  { title: "Duration", of: (request) => seconds(request.duration_s), number: true },
+  { title: "Prompt", of: (request) => count(request.tokens_prompt), number: true },
+  { title: "Cached", of: (request) => count(request.tokens_cached), number: true },
+  { title: "Generated", of: (request) => count(request.tokens_completion), number: true },
+  { title: "Speed", of: (request) => rate(request.tokens_per_s), number: true },
+];
 
 export default function Requests() {
   const { requests } = useStore();
@@ -18,34 +43,22 @@ export default function Requests() {
       if (problem.status !== 404) setError(problem); // it ended in the meantime
     }
   };
+  const cancelled = {
+    title: "",
+    of: ({ id }) => html`<button aria-label=${`Cancel request ${id}`} onClick=${() => cancel(id)}>Cancel</button>`,
+  };
   const ended = onlySlow ? requests.ended.filter((request) => request.duration_s >= SLOW_S) : requests.ended;
   return html`<${Problem} error=${error} />
     <h2>Live (${count(requests.live.length)})</h2>
     ${requests.live.length === 0
       ? html`<p class="note">No request is in flight.</p>`
-      : html`<div class="scroll"><table>
-        <thead><tr><th>Model</th><th>Path</th><th>Phase</th><th class="number">Age</th><th class="number">Prompt</th><th class="number">Generated</th><th class="number">Speed</th><th>Client</th><th></th></tr></thead>
-        <tbody>${requests.live.map((request) => html`<tr key=${request.id}>
-          <th scope="row">${request.model ?? UNKNOWN}</th><td>${request.path}</td><td>${phaseText(request)}</td>
-          <td class="number">${seconds(request.age_s)}</td><td class="number">${count(request.tokens_prompt)}</td>
-          <td class="number">${count(request.tokens_completion)}</td><td class="number">${rate(request.tokens_per_s)}</td>
-          <td>${request.key ?? (request.client || "socket")}</td>
-          <td><button aria-label=${`Cancel request ${request.id}`} onClick=${() => cancel(request.id)}>Cancel</button></td>
-        </tr>`)}</tbody></table></div>`}
+      : html`<${Table} columns=${[...LIVE, cancelled]} rows=${requests.live} idOf=${(request) => request.id} />`}
     <h2>Finished</h2>
     ${requests.ended_total > requests.ended.length && html`<p class="note">${count(requests.ended_total)} requests have finished. The list has the last ${count(requests.ended.length)}, but at most 20 of each second.</p>`}
     <label class="check"><input type="checkbox" checked=${onlySlow} onChange=${(event) => setOnlySlow(event.target.checked)} /> Only those of ${SLOW_S} s or longer</label>
     ${ended.length === 0
       ? html`<p class="note">None yet.</p>`
-      : html`<div class="scroll"><table>
-        <thead><tr><th>Ended</th><th>Model</th><th>Path</th><th class="number">Status</th><th>Outcome</th><th class="number">Queue</th><th class="number">First byte</th><th class="number">Duration</th><th class="number">Prompt</th><th class="number">Cached</th><th class="number">Generated</th><th class="number">Speed</th></tr></thead>
-        <tbody>${ended.map((request) => html`<tr key=${request.request_id + request.time} class=${request.duration_s >= SLOW_S ? "slow" : null}>
-          <td>${clock(request.time)}</td><th scope="row">${request.model ?? UNKNOWN}</th><td>${request.path}</td>
-          <td class=${`number ${request.status >= 400 ? "bad" : ""}`}>${request.status}</td><td>${request.outcome}</td>
-          <td class="number">${seconds(request.queue_s)}</td><td class="number">${seconds(request.first_byte_s)}</td><td class="number">${seconds(request.duration_s)}</td>
-          <td class="number">${count(request.tokens_prompt)}</td><td class="number">${count(request.tokens_cached)}</td>
-          <td class="number">${count(request.tokens_completion)}</td><td class="number">${rate(request.tokens_per_s)}</td>
-        </tr>`)}</tbody></table></div>`}`;
+      : html`<${Table} columns=${FINISHED} rows=${ended} idOf=${(request) => request.request_id + request.time} toneOf=${(request) => (request.duration_s >= SLOW_S ? "slow" : null)} />`}`;
 }
 
 function phaseText(request) {
@@ -56,4 +69,8 @@ function phaseText(request) {
     request.eta_s == null && request.expected_wait_s != null && `about ${seconds(request.expected_wait_s)} to wait`,
   ].filter(Boolean);
   return details.length ? `${request.phase} (${details.join(", ")})` : request.phase;
+}
+
+function clientOf({ key, client }) {
+  return key || client || "socket";
 }

@@ -11,14 +11,13 @@ import httpcore
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.http.connection import open_connection
 
-__all__ = ["AsyncioBackend"]
-
 
 class AsyncioBackend(httpcore.AsyncNetworkBackend):
     """Connects without anyio, which httpcore uses otherwise, and without options of sockets.
 
-    If the backlog of a Unix socket is full, anyio's ``connect_unix`` tries again without a pause, and a
-    cancelled one may leave a callback behind that raises InvalidStateError in the event loop (anyio 4.16).
+    If the backlog of a Unix socket is full, anyio's ``connect_unix`` tries again without a pause. A cancelled
+    one, or a cancelled read, may leave a callback behind that raises InvalidStateError in the event loop
+    (anyio 4.16).
     """
 
     async def connect_tcp(

@@ -13,7 +13,7 @@ import httpcore
 import pytest
 import uvloop
 
-from llamasup.llama_server.network import AsyncioBackend
+from llamasup.http.network import AsyncioBackend
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -128,7 +128,7 @@ def test_slow_connection_is_a_timeout(run: Run, monkeypatch: pytest.MonkeyPatch)
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("llamasup.llama_server.network.open_connection", never)
+    monkeypatch.setattr("llamasup.http.network.open_connection", never)
 
     async def check() -> None:
         with pytest.raises(httpcore.ConnectTimeout):
