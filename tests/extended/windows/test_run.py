@@ -127,12 +127,8 @@ def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path
     runs = [windows.start("run", tiny_model, *EVENTS, "--runtime", runtime) for _ in range(2)]
     ready = [run.event("ready") for run in runs]
 
-    def code_of_ps() -> int:
-        """0 if one of them answered too late, as it may on a busy machine."""
-        code, _, said = windows.run("ps")
-        return code if "Two llamasup processes are running" in said else 0
-
-    assert eventually(code_of_ps) == 2
+    # Where one of them is busy and answers too late, a warning takes the place of its models.
+    eventually(lambda: all(f"--pid {each['pid']}  {each['url']}" in windows.control("ps") for each in ready))
     for each, run in zip(ready, runs, strict=True):
         windows.control("stop", "--pid", str(each["pid"]))
         assert run.wait() == 0
