@@ -273,7 +273,7 @@ def makes_decisions(runtime: str, kind: str) -> bool:
         return True
     files = [path for path in Path(runtime).resolve().parents[1].rglob("*") if path.is_file()]
     knows_type = kind != "pplx-decider" or any(kind.encode() in path.read_bytes() for path in files)
-    return knows_type and capabilities_of(runtime).knows("--log-jsonl")
+    return knows_type and capabilities_of(runtime).knows("--log-jsonl") is not None
 
 
 @pytest.mark.parametrize("kind", ["openjev", "lev", "nimble", "pplx-decider", "kev"])
