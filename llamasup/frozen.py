@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from llamasup.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
+from llamasup.core.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
 
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _LIBRARY_PATH_BEFORE = "LD_LIBRARY_PATH_ORIG"

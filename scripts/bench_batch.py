@@ -28,9 +28,9 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llamasup.batch.client import Answer, BatchClient
-from llamasup.batch.engine import EngineOptions
-from llamasup.batch.job import job_of, prepare
+from llamasup.features.batch.client import Answer, BatchClient
+from llamasup.features.batch.engine import EngineOptions
+from llamasup.features.batch.job import job_of, prepare
 from tests.extended.real.batch_chaos import BatchUnderTest, answers_of, write_lines
 from tests.kit.tiny import tiny_decoder
 

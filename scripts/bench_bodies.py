@@ -22,10 +22,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from llamasup.http.address import UnixAddress
-from llamasup.proxy import Limits, Proxy, ProxyConfig, bind
-from llamasup.queueing.endpoint import Endpoint
-from tests.proxy.rig import OneModel
+from llamasup.core.http.address import UnixAddress
+from llamasup.core.proxy import Limits, Proxy, ProxyConfig, bind
+from llamasup.core.queueing.endpoint import Endpoint
+from tests.core.proxy.rig import OneModel
 
 MIB = 1 << 20
 SENT = 31 * MIB

@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 import gguf  # noqa: E402
 
 import llamasup  # noqa: E402
-from llamasup.gguf.demo import demo_draft, demo_model  # noqa: E402
-from llamasup.gguf.writer import TensorPlan, write_gguf  # noqa: E402
+from llamasup.core.gguf.demo import demo_draft, demo_model  # noqa: E402
+from llamasup.core.gguf.writer import TensorPlan, write_gguf  # noqa: E402
 from scripts.demo_stories import ANIMALS  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 

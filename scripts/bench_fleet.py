@@ -35,8 +35,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.control.discovery import discover  # noqa: E402
-from llamasup.control.selection import select_running  # noqa: E402
+from llamasup.core.control.discovery import discover  # noqa: E402
+from llamasup.core.control.selection import select_running  # noqa: E402
 from llamasup.fleet.certificates import authority  # noqa: E402
 from llamasup.fleet.secret import node_key  # noqa: E402
 from scripts import fast_server  # noqa: E402

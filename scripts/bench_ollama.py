@@ -23,13 +23,13 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from llamasup.http.address import UnixAddress
-from llamasup.ollama.dialect import OllamaDialect
-from llamasup.pool.catalog.listing import ModelListing
-from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.core.http.address import UnixAddress
+from llamasup.core.pool.catalog.listing import ModelListing
+from llamasup.core.proxy import Proxy, ProxyConfig, bind
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.features.ollama.dialect import OllamaDialect
 from scripts.bench_streams import HEAD
-from tests.proxy.rig import OneModel
+from tests.core.proxy.rig import OneModel
 
 TOKEN = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":" token"}}],"created":1795774247,'

@@ -33,16 +33,16 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.http.httpx_import import httpx  # noqa: E402
-from llamasup.llama_server.inspect import find_runtime  # noqa: E402
-from llamasup.proxy.listeners.bind import bind  # noqa: E402
+from llamasup.core.http.httpx_import import httpx  # noqa: E402
+from llamasup.core.llama_server.inspect import find_runtime  # noqa: E402
+from llamasup.core.proxy.listeners.bind import bind  # noqa: E402
+from llamasup.core.settings.model import Settings  # noqa: E402
+from llamasup.core.supervision.events import Bus  # noqa: E402
 from llamasup.service.run import RunOptions, Service  # noqa: E402
-from llamasup.settings.model import Settings  # noqa: E402
-from llamasup.supervision.events import Bus  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.kit.models import write_large_decoder  # noqa: E402
 
-logger = logging.getLogger("llamasup.supervision.slot_transfer")
+logger = logging.getLogger("llamasup.core.supervision.slot_transfer")
 logger.setLevel(logging.INFO)
 DOC = ROOT / "docs" / "slots.md"
 MARKS = "<!-- measured: scripts/bench_slots.py -->", "<!-- end of measured -->"

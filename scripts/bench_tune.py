@@ -29,18 +29,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from llamasup.core.llama_server.inspect import find_runtime  # noqa: E402
+from llamasup.core.planning.facts import prepare  # noqa: E402
+from llamasup.core.planning.measured.tuned import Changes  # noqa: E402
+from llamasup.core.settings.model import Settings  # noqa: E402
 from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
-from llamasup.llama_server.inspect import find_runtime  # noqa: E402
-from llamasup.planning.facts import prepare  # noqa: E402
-from llamasup.planning.measured.tuned import Changes  # noqa: E402
-from llamasup.settings.model import Settings  # noqa: E402
-from llamasup.tuning.candidates import Candidate, Setup  # noqa: E402
-from llamasup.tuning.picture import picture  # noqa: E402
-from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
-from llamasup.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
-from llamasup.tuning.sequential import FEWEST  # noqa: E402
-from llamasup.tuning.session import Options, new_search  # noqa: E402
-from llamasup.tuning.tune import tune  # noqa: E402
+from llamasup.features.tuning.candidates import Candidate, Setup  # noqa: E402
+from llamasup.features.tuning.picture import picture  # noqa: E402
+from llamasup.features.tuning.report import SessionResult, report_as_json  # noqa: E402
+from llamasup.features.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
+from llamasup.features.tuning.sequential import FEWEST  # noqa: E402
+from llamasup.features.tuning.session import Options, new_search  # noqa: E402
+from llamasup.features.tuning.tune import tune  # noqa: E402
 from scripts.bench_plan import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.kit.architectures import tiny_model  # noqa: E402

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llamasup import errors  # noqa: E402
-from llamasup.llama_server import diagnosis  # noqa: E402
+from llamasup.core.llama_server import diagnosis  # noqa: E402
 from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "sidecar.md"

@@ -1,6 +1,6 @@
 """Writes the tables of keys into docs/configuration.md, and the keywords of the Python API.
 
-Both come from the declarations in ``llamasup/settings``.
+Both come from the declarations in ``llamasup/core/settings``.
 
 python scripts/config_tables.py            write them
 python scripts/config_tables.py --check    exit code 1 if they are outdated
@@ -17,10 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.config.config_keys import Config  # noqa: E402
-from llamasup.config.json_schema import Row, rows_of  # noqa: E402
-from llamasup.settings.declaration import settings_of  # noqa: E402
-from llamasup.settings.kinds import (  # noqa: E402
+from llamasup.core.config.config_keys import Config  # noqa: E402
+from llamasup.core.config.json_schema import Row, rows_of  # noqa: E402
+from llamasup.core.settings.declaration import settings_of  # noqa: E402
+from llamasup.core.settings.kinds import (  # noqa: E402
     Boolean,
     FilePath,
     Integer,
@@ -31,8 +31,8 @@ from llamasup.settings.kinds import (  # noqa: E402
     Section,
     Time,
 )
-from llamasup.settings.model import ModelEntry, ModelSettings  # noqa: E402
-from llamasup.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry  # noqa: E402
+from llamasup.core.settings.model import ModelEntry, ModelSettings  # noqa: E402
+from llamasup.core.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"

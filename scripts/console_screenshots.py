@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.core.gguf.demo import demo_model  # noqa: E402
 from tests.e2e.driver import run_to_end, started  # noqa: E402
 from tests.kit import models  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402

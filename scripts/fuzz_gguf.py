@@ -19,13 +19,13 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["llamasup"]):
-    from llamasup.doctor.inspection import fits_here, model_as_json
+    from llamasup.core.gguf import architectures
+    from llamasup.core.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
+    from llamasup.core.gguf.header import Container, NeedMore
+    from llamasup.core.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
+    from llamasup.core.system.hardware.facts import Hardware
     from llamasup.errors import ModelInvalid
-    from llamasup.gguf import architectures
-    from llamasup.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
-    from llamasup.gguf.header import Container, NeedMore
-    from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
-    from llamasup.system.hardware.facts import Hardware
+    from llamasup.features.doctor.inspection import fits_here, model_as_json
     from tests.kit import models
     from tests.kit.tiny import tiny_keys, tiny_tensors
 

@@ -4,8 +4,8 @@ The first argument is the time in seconds. Run it with scripts/fuzz.
 
 Paths use every spelling that a server could accept, with a key whose limit is used up (X8), and paths of the
 control API with each right (X4). The grammars and
-the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. For a
-finding, the script prints a minimal input and exits with 1.
+the comparisons are those of tests/security/test_against_h11.py and of tests/core/http/test_body_scan.py. For
+a finding, the script prints a minimal input and exits with 1.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from llamasup.proxy import ProxyConfig
-from tests.http.test_body_scan import counted_as_the_oracle_counts
+from llamasup.core.proxy import ProxyConfig
+from tests.core.http.test_body_scan import counted_as_the_oracle_counts
 from tests.kit.bodies import LABELS, bodies
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit

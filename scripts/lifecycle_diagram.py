@@ -18,12 +18,12 @@ from msgspec.structs import replace
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
-from llamasup.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
-from llamasup.supervision import states  # noqa: E402
-from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
-from llamasup.supervision.state_machine import TABLE, advance  # noqa: E402
-from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
+from llamasup.core.llama_server.diagnosis import Diagnosis  # noqa: E402
+from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
+from llamasup.core.supervision import states  # noqa: E402
+from llamasup.core.supervision.backoff import RestartPolicy  # noqa: E402
+from llamasup.core.supervision.state_machine import TABLE, advance  # noqa: E402
+from llamasup.core.supervision.states import Event, Instance, Policy, State  # noqa: E402
 from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"

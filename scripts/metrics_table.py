@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.observability.prometheus import own_families  # noqa: E402
+from llamasup.core.observability.prometheus import own_families  # noqa: E402
 from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "observability.md"

@@ -25,28 +25,40 @@ MARKS = "<!-- rooms: scripts/package_graph.py -->", "<!-- end of rooms -->"
 
 
 def floors() -> list[list[str]]:
-    """The rooms of each floor, highest first, as the layers contract lists them."""
+    """The rooms of each floor, highest first, as the layers contracts list them: ``core`` is its own floors."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    return [layer.split(" | ") for layer in layers]
+    layers = {
+        container: [layer.split(" | ") for layer in contract["layers"]]
+        for contract in contracts
+        if contract["type"] == "layers"
+        for container in contract["containers"]
+    }
+    return [
+        floor
+        for level in layers["llamasup"]
+        for floor in (layers["llamasup.core"] if level == ["core"] else [level])
+    ]
 
 
 def arrows(graph: grimp.ImportGraph) -> Mapping[str, Mapping[str, int]]:
-    """Room → the rooms that it imports, with the number of imports. Annotations count, too."""
+    """Room → the rooms that it imports, with the number of imports. Annotations count, too.
+
+    The features are one room here. The imports of features in the core are left out: pyproject.toml lists them.
+    """
     found: dict[str, dict[str, int]] = {}
     for module in sorted(graph.modules):
         for imported in sorted(graph.find_modules_directly_imported_by(module)):
             room, other = _room(module), _room(imported)
-            if room and other and room != other:
+            is_upwards = module.startswith("llamasup.core.") and other == "features"
+            if room and other and room != other and not is_upwards:
                 imports = found.setdefault(room, {})
                 imports[other] = imports.get(other, 0) + 1
     return found
 
 
 def _room(module: str) -> str:
-    _, _, rest = module.partition(".")
-    return rest.partition(".")[0]
+    return module.removeprefix("llamasup").removeprefix(".core").removeprefix(".").partition(".")[0]
 
 
 def direct(of: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
@@ -82,7 +94,9 @@ def table(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) 
     lines = []
     for number, rooms in enumerate(levels):
         for room in rooms:
-            files = list((ROOT / "llamasup" / room).rglob("*.py")) or [ROOT / "llamasup" / f"{room}.py"]
+            base = ROOT / "llamasup"
+            files = [file for folder in (base / "core", base) for file in (folder / room).rglob("*.py")]
+            files = files or [base / f"{room}.py"]
             count = sum(len(file.read_text("utf-8").splitlines()) for file in files)
             imports = ", ".join(f"{other} ({times})" for other, times in sorted(of.get(room, {}).items()))
             lines.append(

@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.proxy.phases import PHASES, longest_s  # noqa: E402
-from llamasup.proxy.settings import Limits  # noqa: E402
+from llamasup.core.proxy.phases import PHASES, longest_s  # noqa: E402
+from llamasup.core.proxy.settings import Limits  # noqa: E402
 from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "proxy.md"

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llamasup.core.models.spec import ModelSpec  # noqa: E402
+from llamasup.core.pool import model_states as states  # noqa: E402
+from llamasup.core.pool.model_states import Event, Model, ModelState, Processes  # noqa: E402
+from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of  # noqa: E402
+from llamasup.core.queueing.unavailable import Unavailable  # noqa: E402
 from llamasup.errors import LlamasupError  # noqa: E402
-from llamasup.models.spec import ModelSpec  # noqa: E402
-from llamasup.pool import model_states as states  # noqa: E402
-from llamasup.pool.model_states import Event, Model, ModelState, Processes  # noqa: E402
-from llamasup.pool.model_table import TABLE, Place, advance_model, is_stale, place_of  # noqa: E402
-from llamasup.queueing.unavailable import Unavailable  # noqa: E402
 from scripts.pages import main_of  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"

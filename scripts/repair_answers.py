@@ -3,7 +3,8 @@
 python scripts/repair_answers.py --runtime PATH [--write]
 
 The model is the tiny one with random weights. Many of its answers are wrong: by a format that only half of
-the words match, and by a part of a JSON schema that no grammar has (``tests/repair/unusable_answers.py``).
+the words match, and by a part of a JSON schema that no grammar has
+(``tests/features/repair/unusable_answers.py``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import httpx
 
 from scripts.pages import write_between
 from tests.e2e.driver import llamasup
+from tests.features.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 from tests.kit.models import tiny_decoder
-from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "repair.md"
 MARKS = "<!-- answers: scripts/repair_answers.py --write -->", "<!-- /answers -->"

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 
-from llamasup.repair.history import with_valid_arguments
+from llamasup.features.repair.history import with_valid_arguments
 from scripts.pages import write_between
+from tests.features.repair.conversations import BAD_ARGUMENTS, conversation
 from tests.kit.models import tiny_decoder
 from tests.real.bare_server import bare_server
-from tests.repair.conversations import BAD_ARGUMENTS, conversation
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "repair.md"
 MARKS = "<!-- templates: scripts/repair_templates.py --write -->", "<!-- /templates -->"

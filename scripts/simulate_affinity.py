@@ -21,9 +21,9 @@ from statistics import fmean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose, homes  # noqa: E402
-from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
-from llamasup.queueing.queue_order import FairQueue, Queued  # noqa: E402
+from llamasup.core.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose, homes  # noqa: E402
+from llamasup.core.pool.replicas.conversation import Conversation  # noqa: E402
+from llamasup.core.queueing.queue_order import FairQueue, Queued  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "replicas.md"

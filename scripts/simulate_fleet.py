@@ -24,11 +24,11 @@ from statistics import fmean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llamasup.core.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose  # noqa: E402
+from llamasup.core.pool.replicas.conversation import Conversation  # noqa: E402
 from llamasup.fleet.directory_table import DirectoryTable  # noqa: E402
 from llamasup.fleet.messages import ListedModel, NodeReport, Poll  # noqa: E402
 from llamasup.fleet.scaling import replicas_for  # noqa: E402
-from llamasup.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose  # noqa: E402
-from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 
 DOC = ROOT / "docs" / "fleet.md"

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.pool.cheapest_set import UNUSED  # noqa: E402
-from llamasup.pool.eviction_policy import (  # noqa: E402
+from llamasup.core.pool.cheapest_set import UNUSED  # noqa: E402
+from llamasup.core.pool.eviction_policy import (  # noqa: E402
     Action,
     Evict,
     Load,

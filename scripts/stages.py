@@ -128,8 +128,13 @@ export LLAMASUP_TEST_SERVER
 exec "$@"
 """
 _NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
-# Their tests are half of the time of the quick tests. `scripts/check llamasup/proxy` runs those of a room.
-_ROOMS_WITH_SOCKETS = ("control", "downloads", "fleet", "ollama", "proxy", "security", "service", "system")
+# Their tests are half of the time of the quick tests. `scripts/check llamasup/core/proxy` runs those of a
+# room.
+_ROOMS_WITH_SOCKETS = (
+    *("core/control", "core/hub", "core/proxy", "core/system"),
+    *("features/downloads", "features/ollama", "features/peers"),
+    *("fleet", "security", "service"),
+)
 
 
 def _without(folders: Sequence[str]) -> list[str]:

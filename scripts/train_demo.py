@@ -1,7 +1,7 @@
 """Train the demo model and its draft on the stories of demo_stories.py, and write them as GGUF files.
 
     pip install --group train
-    python scripts/train_demo.py [--steps 500] [--seed 1] [--out llamasup/gguf/trained]
+    python scripts/train_demo.py [--steps 500] [--seed 1] [--out llamasup/core/gguf/trained]
 
 The target is trained on the text, and the draft on the same text and on the probabilities of the target. Both
 are stored as Q8_0, and share a vocabulary of 1,024 pieces. Takes about 25 minutes on 2 idle cores.
@@ -28,7 +28,7 @@ import sentencepiece
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf  # noqa: E402
+from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf  # noqa: E402
 from scripts.demo_stories import Turn, conversations  # noqa: E402
 from tests.kit.tiny import FIXED, PRINTABLE, tokenizer_keys  # noqa: E402
 
@@ -306,14 +306,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=500, help="of the target; the draft gets twice as many")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "llamasup" / "gguf" / "trained")
+    parser.add_argument("--out", type=Path, default=ROOT / "llamasup" / "core" / "gguf" / "trained")
     args = parser.parse_args()
     tokenizer = Tokenizer(train_tokenizer(args.seed))
     args.out.mkdir(parents=True, exist_ok=True)
     target = train(TARGET, tokenizer, steps=args.steps, seed=args.seed, rate=2e-3)
     content = as_gguf(target, TARGET, tokenizer, "llamasup demo")
     (args.out / "demo.gguf").write_bytes(content)
-    print(f"Write DEMO_CRC32 = 0x{crc32(content):08X} into llamasup/planning/facts.py.")
+    print(f"Write DEMO_CRC32 = 0x{crc32(content):08X} into llamasup/core/planning/facts.py.")
     draft = train(
         DRAFT, tokenizer, steps=2 * args.steps, seed=args.seed + 1, rate=4e-3, teacher=(target, TARGET)
     )

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
-VENDOR = ROOT / "llamasup" / "console" / "static" / "assets" / "vendor"
+VENDOR = ROOT / "llamasup" / "features" / "console" / "static" / "assets" / "vendor"
 MANIFEST = "versions.json"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamasup import frozen
-from llamasup.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
+from llamasup.core.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.downloads.client import TransientError, _translated_errors
+from llamasup.core.gguf.facts import ModelClass
+from llamasup.core.http.address import UnixAddress
+from llamasup.core.llama_server.answers import NoAnswer
+from llamasup.core.llama_server.client import Prober
+from llamasup.core.llama_server.warmup import no_response, warm_up_request
 from llamasup.embedded.option import InvalidValue
 from llamasup.embedded.values import file_text
 from llamasup.errors import LlamasupError, without_errno
-from llamasup.gguf.facts import ModelClass
-from llamasup.http.address import UnixAddress
-from llamasup.llama_server.answers import NoAnswer
-from llamasup.llama_server.client import Prober
-from llamasup.llama_server.warmup import no_response, warm_up_request
-from llamasup.peers.watch import _unconnected
-from llamasup.usage.saver import _unexpected
+from llamasup.features.downloads.client import TransientError, _translated_errors
+from llamasup.features.peers.watch import _unconnected
+from llamasup.features.usage.saver import _unexpected
 
 RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 FULL = OSError(errno.ENOSPC, "No space left on device", "/usage.db")

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.http.address import Address, UnixAddress
-from llamasup.http.httpx_import import httpx
-from llamasup.http.unix_transport import UnixTransport
+from llamasup.core.http.address import Address, UnixAddress
+from llamasup.core.http.httpx_import import httpx
+from llamasup.core.http.unix_transport import UnixTransport
 
 # A request may wait for a load, and a long prompt sends nothing for minutes.
 _TIMEOUT = httpx.Timeout(None, connect=10.0)

@@ -12,12 +12,12 @@ from llamasup.api.access import Access
 from llamasup.api.arguments import ModelArguments
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
+from llamasup.core.http.httpx_import import httpx
+from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
+from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
-from llamasup.http.httpx_import import httpx
-from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
-from llamasup.supervision.events import Bus, PublishedEvent, Ready
 
 
 class AsyncServer:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from llamasup.api.interruptible import poll_interval_s
-from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
+from llamasup.core.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 
 __all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
 

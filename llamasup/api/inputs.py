@@ -12,16 +12,16 @@ from typing import Any
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from llamasup.config import Config, load
-from llamasup.config.issues import ConfigIssues
-from llamasup.config.overrides import model_entry
-from llamasup.config.reading import read_text
-from llamasup.downloads.reference import is_reference
+from llamasup.core.config import Config, load
+from llamasup.core.config.issues import ConfigIssues
+from llamasup.core.config.overrides import model_entry
+from llamasup.core.config.reading import read_text
+from llamasup.core.hub.reference import is_reference
+from llamasup.core.models.names import file_id
+from llamasup.core.planning.demo import DEMO
+from llamasup.core.settings.model import OF_NAME, ModelEntry
+from llamasup.core.system.storage.paths import expanded
 from llamasup.errors import UsageInvalid
-from llamasup.models.names import file_id
-from llamasup.planning.demo import DEMO
-from llamasup.settings.model import OF_NAME, ModelEntry
-from llamasup.system.storage.paths import expanded
 
 
 class ConfigInputs:

@@ -16,9 +16,9 @@ from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
 from llamasup.api.interruptible import await_event, result_of
+from llamasup.core.http.httpx_import import httpx
+from llamasup.core.system.process.platform import loop_factory
 from llamasup.errors import NotRunning, UsageInvalid
-from llamasup.http.httpx_import import httpx
-from llamasup.system.process.platform import loop_factory
 
 __all__ = ["LoopThread", "Server"]
 

@@ -16,12 +16,12 @@ from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer, begin
 from llamasup.api.inputs import ConfigInputs, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
-from llamasup.auth.key_source import environment_keys
-from llamasup.config import Config
+from llamasup.core.auth.key_source import environment_keys
+from llamasup.core.config import Config
+from llamasup.core.http.address import addresses, invalid_host_remedy, is_local
+from llamasup.core.system.storage.paths import require_folders
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.service.serve import ServeOptions, serve_options
-from llamasup.system.storage.paths import require_folders
 
 
 def serve(

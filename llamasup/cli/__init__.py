@@ -21,7 +21,7 @@ def main() -> None:
         os.environ["HOME"] = "/"  # as container engines set it for a user without a name
     try:
         STOP_SIGNALS.install()
-        from llamasup.system.native import native
+        from llamasup.core.system.native import native
 
         native.prepare_streams()
         from llamasup.cli.app import app

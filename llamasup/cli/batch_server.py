@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from llamasup.auth.key_source import client_key
-from llamasup.batch.job import Job
 from llamasup.cli.target import find_target
-from llamasup.control.client import ControlClient
+from llamasup.core.auth.key_source import client_key
+from llamasup.core.control.client import ControlClient
+from llamasup.core.system.own_command import own_command
 from llamasup.errors import ServerFailed, UsageInvalid
-from llamasup.system.own_command import own_command
+from llamasup.features.batch.job import Job
 
 __all__ = ["server_of"]
 

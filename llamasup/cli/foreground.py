@@ -20,18 +20,18 @@ from llamasup.cli.output.rate_limit import ViewHandler
 from llamasup.cli.output.view import JsonView, Level, TextView, View
 from llamasup.cli.parent_watch import PARENT_STOP_REASONS, PARENT_STOP_TIMEOUT_S, tie_to_parent
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
-from llamasup.observability.own_log import OwnLog
-from llamasup.system.process.platform import loop_factory
-from llamasup.system.text import json_text
+from llamasup.core.observability.own_log import OwnLog
+from llamasup.core.system.process.platform import loop_factory
+from llamasup.core.system.text import json_text
 
 if TYPE_CHECKING:
+    from llamasup.core.supervision.events import Bus, PublishedEvent
     from llamasup.errors import LlamasupError
+    from llamasup.features.systemd.notify import Systemd
+    from llamasup.features.systemd.reporter import SystemdReporter
     from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
-    from llamasup.service.systemd.notify import Systemd
-    from llamasup.service.systemd.reporter import SystemdReporter
-    from llamasup.supervision.events import Bus, PublishedEvent
 
     AnyService = Service | ServeService | RpcWorker
 
@@ -108,8 +108,8 @@ def _serve(
     own_log: OwnLog,
     began_s: float,
 ) -> None:
-    from llamasup.service.systemd.notify import take_systemd
-    from llamasup.supervision.events import Bus
+    from llamasup.core.supervision.events import Bus
+    from llamasup.features.systemd.notify import take_systemd
 
     bus = Bus()
     if events is not None:
@@ -134,20 +134,20 @@ class EventLines:
         self._stdout = stdout
 
     def on_event(self, event: PublishedEvent) -> None:
-        from llamasup.supervision.events import Stopped
+        from llamasup.core.supervision.events import Stopped
 
         if not isinstance(event, Stopped):
             self._write(event)
 
     def end(self, error: LlamasupError | None = None) -> None:
-        from llamasup.supervision.events import LoadFailed, Stopped
+        from llamasup.core.supervision.events import LoadFailed, Stopped
 
         if error is not None:
             self._write(LoadFailed(None, error))
         self._write(Stopped())
 
     def _write(self, event: PublishedEvent) -> None:
-        from llamasup.supervision.events import as_json
+        from llamasup.core.supervision.events import as_json
 
         self._stdout.write(json_text(as_json(event)) + "\n", keep=True)
 
@@ -160,7 +160,7 @@ async def _supervise(
     with ExitStack() as opened:
         manager: SystemdReporter | None = None
         if systemd is not None:
-            from llamasup.service.systemd.reporter import SystemdReporter
+            from llamasup.features.systemd.reporter import SystemdReporter
 
             manager = opened.enter_context(SystemdReporter(systemd, service, service.options.policy))
             bus.listen(manager.notice)

@@ -64,7 +64,7 @@ def option_hint(
     ``words``: those of the command line; ``command``: empty before a command; ``options``: those that it has.
     ``passes_on``: it passes words after the dashes to llama-server.
     """
-    from llamasup.llama_server.foreign_words import OWN_OPTIONS  # only after a mistake
+    from llamasup.core.llama_server.foreign_words import OWN_OPTIONS  # only after a mistake
 
     word, value = typed(option, words)
     if (dashed := word.replace("_", "-")) in options:
@@ -91,8 +91,8 @@ def option_hint(
 
 def _key_of(option: str) -> str:
     """The key of a config for an option of ``run``; empty if there is none."""
-    from llamasup.settings.declaration import settings_of
-    from llamasup.settings.sections import Http
+    from llamasup.core.settings.declaration import settings_of
+    from llamasup.core.settings.sections import Http
 
     name = option.removeprefix("--").replace("-", "_").removesuffix("y")  # trusted_proxies
     near = (key for key in settings_of(Http) if key.startswith(name) and len(key) <= len(name) + len("ies"))

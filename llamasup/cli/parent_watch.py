@@ -46,8 +46,8 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
 
 def _exit_waiter(pid: int) -> Callable[[], None]:
     """A function that blocks until ``pid`` has exited."""
-    from llamasup.system.native import native
-    from llamasup.system.process.identity import began_after
+    from llamasup.core.system.native import native
+    from llamasup.core.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
         raise _no_parent(pid, "it cannot be the process that started llamasup")
@@ -72,7 +72,7 @@ def _no_parent(pid: int, problem: str) -> UsageInvalid:
 
 def _unusable_stdin() -> str:
     """Describes a standard input that no other program can hold open; empty for a usable one."""
-    from llamasup.system.native import native
+    from llamasup.core.system.native import native
 
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):

@@ -47,7 +47,7 @@ class StopSignals:
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
-        from llamasup.system.native import native  # only now: a signal may come during this import, too
+        from llamasup.core.system.native import native  # only now: a signal may come during this import, too
 
         native.on_console_close(self._console_closed)
 
@@ -69,7 +69,7 @@ class StopSignals:
             return
         # There is no listener yet. A signal also interrupts a blocking call of the main thread.
         self._pending = reason
-        from llamasup.system.native import native
+        from llamasup.core.system.native import native
 
         native.stop_main_thread()
 

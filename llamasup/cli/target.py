@@ -12,11 +12,11 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, number, path, text
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.view import View
+from llamasup.core.pool.state import AWAY
 from llamasup.errors import LlamasupError, UsageInvalid
-from llamasup.pool.state import AWAY
 
 if TYPE_CHECKING:
-    from llamasup.control.client import ControlAddress, ControlClient
+    from llamasup.core.control.client import ControlAddress, ControlClient
 
 __all__ = [
     "URL_VARIABLE",
@@ -59,10 +59,10 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
 
     Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
     """
-    from llamasup.auth.key_source import client_key
-    from llamasup.control.client import ControlAddress
-    from llamasup.control.discovery import discover, socket_at
-    from llamasup.control.selection import select_running
+    from llamasup.core.auth.key_source import client_key
+    from llamasup.core.control.client import ControlAddress
+    from llamasup.core.control.discovery import discover, socket_at
+    from llamasup.core.control.selection import select_running
 
     if pid is not None and url is not None:
         raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
@@ -100,7 +100,7 @@ def with_client(target: Target, act: Callable[[View, ControlClient], int | None]
     """Run ``act`` with a client of the chosen llamasup; returns the exit code."""
 
     def talk(view: View) -> int | None:
-        from llamasup.control.client import ControlClient
+        from llamasup.core.control.client import ControlClient
 
         with ControlClient(find_target(**target)) as client:
             return act(view, client)
@@ -114,9 +114,9 @@ def with_each_client(target: Target, act: Callable[[View, ControlClient, str], i
     """
 
     def talk(view: View) -> int | None:
-        from llamasup.control.client import ControlAddress, ControlClient
-        from llamasup.control.discovery import discover
-        from llamasup.control.selection import select_running
+        from llamasup.core.control.client import ControlAddress, ControlClient
+        from llamasup.core.control.discovery import discover
+        from llamasup.core.control.selection import select_running
 
         if any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE):
             with ControlClient(find_target(**target)) as client:

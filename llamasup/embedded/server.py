@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llamasup.system.native import native
+from llamasup.core.system.native import native
 
 # The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that
 # and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from llamasup.core.system.text import split_row
 from llamasup.embedded.option import InvalidValue
-from llamasup.system.text import split_row
 
 _INTEGER = re.compile(r"\s*([+-]?\d+)")
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")

@@ -31,7 +31,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llamasup._version import __version__
+from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.errors import ServerFailed
+from llamasup.features.peers.membership import ExpectedModel
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.directory_table import DirectoryTable
 from llamasup.fleet.ingress import Forward, Ingress, IngressSettings, ReplicaAnswer
@@ -66,8 +68,6 @@ from llamasup.fleet.serve_view import (
     problems,
     starting,
 )
-from llamasup.peers.membership import ExpectedModel
-from llamasup.settings.sections import Fleet, FleetModel
 
 __all__ = ["FleetModelSpec", "application"]
 

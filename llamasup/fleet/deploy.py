@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.config import Config, load
-from llamasup.config.nodes import Table, parse
-from llamasup.config.sources import find_config
+from llamasup.core.config import Config, load
+from llamasup.core.config.inventory import read_inventory
+from llamasup.core.config.nodes import Table, parse
+from llamasup.core.config.sources import find_config
+from llamasup.core.planning.attempts import Planner
+from llamasup.core.planning.demo import DEMO
+from llamasup.core.pool.estimate import prepare_listed
+from llamasup.core.settings.sections import Fleet
 from llamasup.errors import ConfigInvalid, FleetLate, FleetUnusable, LlamasupError
 from llamasup.fleet.certificates import missing
 from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key
@@ -38,17 +43,12 @@ from llamasup.fleet.serve_view import (
     status_of,
     why_not_ready,
 )
-from llamasup.planning.attempts import Planner
-from llamasup.planning.demo import DEMO
-from llamasup.pool.estimate import prepare_listed
-from llamasup.service.inventory import read_inventory
-from llamasup.settings.sections import Fleet
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+    from llamasup.core.models.spec import ModelSpec
     from llamasup.fleet.application import FleetModelSpec
-    from llamasup.models.spec import ModelSpec
 
 __all__ = ["TIMEOUT_S", "Cluster", "built", "deploy", "down", "status"]
 

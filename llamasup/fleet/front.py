@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.errors import UsageInvalid
+from llamasup.features.peers.membership import ExpectedModel
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.secret_file import fleet_secret
-from llamasup.peers.membership import ExpectedModel
-from llamasup.settings.sections import RuntimeChoice
 
 if TYPE_CHECKING:
-    from llamasup.config import Config
+    from llamasup.core.config import Config
     from llamasup.service.serve import ServeOptions
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from llamasup.auth.keys import ApiKey
+from llamasup.core.auth.keys import ApiKey
+from llamasup.core.http.heads import HttpError
+from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unknown_model, unnamed_model
+from llamasup.core.models.names import NameIndex
+from llamasup.core.pool.catalog.listing import encode_list, encode_one
+from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.features.peers.groups import ModelGroup, why_not_served
+from llamasup.features.peers.membership import ExpectedModel
 from llamasup.fleet.messages import ListedModel
-from llamasup.http.heads import HttpError
-from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unknown_model, unnamed_model
-from llamasup.models.names import NameIndex
-from llamasup.peers.groups import ModelGroup, why_not_served
-from llamasup.peers.membership import ExpectedModel
-from llamasup.pool.catalog.listing import encode_list, encode_one
-from llamasup.queueing.unavailable import Unavailable, generation_ended
 
 
 class IngressModels:

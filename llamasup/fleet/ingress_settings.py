@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from llamasup.auth.key_source import KeyFile, environment_keys
-from llamasup.auth.keys import ApiKey, plain_keys
+from llamasup.core.auth.key_source import KeyFile, environment_keys
+from llamasup.core.auth.keys import ApiKey, plain_keys
+from llamasup.core.http.address import is_loopback
+from llamasup.core.settings.sections import Fleet
+from llamasup.core.supervision.states import Policy
 from llamasup.errors import UnsafeBind
 from llamasup.fleet.ingress import IngressSettings
 from llamasup.fleet.secret import derived
-from llamasup.http.address import is_loopback
-from llamasup.settings.sections import Fleet
-from llamasup.supervision.states import Policy
 
 if TYPE_CHECKING:
-    from llamasup.config import Config
+    from llamasup.core.config import Config
 
 
 def ingress_settings(config: Config, secret: str, environ: Mapping[str, str]) -> IngressSettings | None:

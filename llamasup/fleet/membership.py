@@ -17,10 +17,10 @@ from typing import Final, NoReturn
 import msgspec
 from msgspec import Struct
 
+from llamasup.core.http.httpx_import import httpx
+from llamasup.features.peers.membership import ExpectedModel, Peer
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
-from llamasup.http.httpx_import import httpx
-from llamasup.peers.membership import ExpectedModel, Peer
 
 _RETRY_S: Final = 1.0
 _MAX_BYTES: Final = 32 << 20

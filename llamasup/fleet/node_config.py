@@ -15,14 +15,14 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.config.nodes import Entry, Items, Node, Scalar, Table
-from llamasup.models.names import pattern
-from llamasup.settings.declaration import settings_of
-from llamasup.settings.kinds import FilePath, Many
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.names import is_pattern
-from llamasup.settings.sections import Downloads
-from llamasup.settings.units import duration_text
+from llamasup.core.config.nodes import Entry, Items, Node, Scalar, Table
+from llamasup.core.models.names import pattern
+from llamasup.core.settings.declaration import settings_of
+from llamasup.core.settings.kinds import FilePath, Many
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.names import is_pattern
+from llamasup.core.settings.sections import Downloads
+from llamasup.core.settings.units import duration_text
 
 # The files that a node writes next to its config.
 KEYS: Final = "keys"

@@ -23,15 +23,15 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from llamasup.core.http.httpx_import import httpx
+from llamasup.core.system.own_command import own_command
+from llamasup.core.system.storage.folders import Claimed, claim
 from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority, node_certificate
 from llamasup.fleet.messages import NodeLoad
 from llamasup.fleet.node_config import CERTIFICATE, KEYS, PRIVATE_KEY
 from llamasup.fleet.secret import control_key, node_key
 from llamasup.fleet.secret_file import VARIABLE
-from llamasup.http.httpx_import import httpx
-from llamasup.system.own_command import own_command
-from llamasup.system.storage.folders import Claimed, claim
 
 STOP_S: Final = 30.0
 """``stop`` takes at most as long."""

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator
 
 from msgspec import Struct
 
+from llamasup.core.http.heads import HeadRules, HttpError, error_body, error_lines, pairs_of
+from llamasup.core.http.httpx_import import httpx
+from llamasup.core.http.response_heads import read_response_headers
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.secret import node_key
-from llamasup.http.heads import HeadRules, HttpError, error_body, error_lines, pairs_of
-from llamasup.http.httpx_import import httpx
-from llamasup.http.response_heads import read_response_headers
 
 _CONNECT_S = 5.0
 _KEPT_CONNECTIONS = 64

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from llamasup.core.pool.replicas.affinity import Affinity
+from llamasup.core.pool.replicas.conversation import Conversation, read_conversation
 from llamasup.fleet.messages import is_asleep, routing_load
-from llamasup.pool.replicas.affinity import Affinity
-from llamasup.pool.replicas.conversation import Conversation, read_conversation
 
 FORWARD: Final = "forward"
 """The method of a replica that takes requests of clients. The last of its arguments is the body."""

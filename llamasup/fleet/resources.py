@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.errors import ConfigInvalid
-from llamasup.settings.sections import Fleet, FleetModel
 
 
 class PlannedNeeds(Struct, frozen=True):

@@ -8,9 +8,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from llamasup.core.settings.sections import Fleet
+from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.errors import ConfigInvalid
-from llamasup.settings.sections import Fleet
-from llamasup.system.storage.folders import atomic_write, read_bounded
 
 __all__ = ["VARIABLE", "fleet_secret"]
 

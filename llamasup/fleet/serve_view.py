@@ -9,9 +9,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
+from llamasup.core.http.address import is_loopback
+from llamasup.core.settings.sections import Fleet
 from llamasup.fleet.messages import NodeReport
-from llamasup.http.address import is_loopback
-from llamasup.settings.sections import Fleet
 
 DIRECTORY: Final = "directory"
 INGRESS: Final = "ingress"

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llamasup.auth.key_source import KeyFile, environment_keys
-from llamasup.config.config_keys import Config
-from llamasup.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
-from llamasup.config.reading import Reading
+from llamasup.core.auth.key_source import KeyFile, environment_keys
+from llamasup.core.config.config_keys import Config
+from llamasup.core.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
+from llamasup.core.config.reading import Reading
+from llamasup.core.http.address import is_local
+from llamasup.core.models.registry import Registry
+from llamasup.core.models.rules import Problem
+from llamasup.core.settings.declaration import settings_of
+from llamasup.core.settings.kinds import FilePath, Many
+from llamasup.core.settings.model import ModelSettings
+from llamasup.core.system.storage.folders import given_folder
+from llamasup.core.system.storage.paths import PathKind, path_kind
+from llamasup.core.system.text import printable
 from llamasup.errors import ConfigInvalid, FolderUnusable, LlamasupError, RuntimeMissing
-from llamasup.http.address import is_local
-from llamasup.models.registry import Registry
-from llamasup.models.rules import Problem
-from llamasup.settings.declaration import settings_of
-from llamasup.settings.kinds import FilePath, Many
-from llamasup.settings.model import ModelSettings
-from llamasup.system.storage.folders import given_folder
-from llamasup.system.storage.paths import PathKind, path_kind
-from llamasup.system.text import printable
 
 if TYPE_CHECKING:
     from llamasup.service.config_source import ConfigSource
@@ -70,8 +70,8 @@ def model_issues(
     one. If a folder is missing, names are not checked, since their models may be in it.
     ``source``: that of a running ``serve``; None: a new one.
     """
+    from llamasup.core.config.inventory import read_inventory
     from llamasup.service.config_source import ConfigSource, serve_options
-    from llamasup.service.inventory import read_inventory
 
     reading = _of_this_machine(reading)
     config = replace(reading.config, peers={})  # ``environment_issues`` has checked their files
@@ -159,7 +159,7 @@ def _tls(reading: Reading) -> _Found:
     http = reading.config.http
     if http.tls_cert is None or http.tls_key is None:
         return
-    from llamasup.proxy.listeners.tls import tls_context
+    from llamasup.core.proxy.listeners.tls import tls_context
 
     try:
         tls_context(str(http.tls_key), str(http.tls_cert))
@@ -168,7 +168,7 @@ def _tls(reading: Reading) -> _Found:
 
 
 def _peers(reading: Reading) -> _Found:
-    from llamasup.peers.static import peers_of
+    from llamasup.features.peers.static import peers_of
 
     for name, entry in reading.config.peers.items():
         try:
@@ -202,7 +202,7 @@ def _paths(reading: Reading) -> _Found:
         yield ("downloads", "folder"), problem  # a missing folder is created
     batches = config.batches.folder
     if config.batches.enabled and batches is not None and path_kind(batches) is not PathKind.NOTHING:
-        from llamasup.batch.api.store import DATABASE  # here, to keep the start short
+        from llamasup.features.batch.api.store import DATABASE  # here, to keep the start short
 
         try:
             given_folder(batches, DATABASE)
@@ -296,7 +296,7 @@ def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf
 
 
 def _devices_of(configured: str | None, environ: Mapping[str, str]) -> Sequence[str]:
-    from llamasup.llama_server.inspect import find_runtime
+    from llamasup.core.llama_server.inspect import find_runtime
 
     runtime = find_runtime(None, environ, configured)
     return [device.name for device in runtime.capabilities.devices]

@@ -13,20 +13,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.config.api_changes import Outside, refused_changes
-from llamasup.config.config_keys import Config
-from llamasup.config.issues import ConfigIssues, Issue
-from llamasup.config.nodes import MAX_BYTES
-from llamasup.config.reading import Reading, read_text
-from llamasup.control.interface import ConfigMistakes, ConfigRefused, shown
+from llamasup.core.config.api_changes import Outside, refused_changes
+from llamasup.core.config.config_keys import Config
+from llamasup.core.config.issues import ConfigIssues, Issue
+from llamasup.core.config.nodes import MAX_BYTES
+from llamasup.core.config.reading import Reading, read_text
+from llamasup.core.control.interface import ConfigMistakes, ConfigRefused, shown
+from llamasup.core.models.diff import Changes
+from llamasup.core.system.native import native
+from llamasup.core.system.storage.folders import atomic_write, read_bounded
+from llamasup.core.system.text import path_text
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
-from llamasup.models.diff import Changes
 from llamasup.service.config_check import environment_issues, model_issues
 from llamasup.service.config_source import ConfigSource
 from llamasup.service.many_models import Configured
-from llamasup.system.native import native
-from llamasup.system.storage.folders import atomic_write, read_bounded
-from llamasup.system.text import path_text
 
 
 class _File(Struct, frozen=True):

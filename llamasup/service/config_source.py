@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from llamasup.downloads.manager import DownloadSettings
+from llamasup.core.config.inventory import read_inventory
+from llamasup.core.http.address import listen_text
+from llamasup.core.llama_server.device_memory import devices_now
+from llamasup.core.llama_server.inspect import Runtime, find_runtime
+from llamasup.core.models.search import Search
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.models.virtual import check_virtual
+from llamasup.core.planning.memory.shares import budget_of
+from llamasup.core.pool.eviction_policy import ResidencyPolicy
+from llamasup.core.pool.options import PoolOptions
+from llamasup.core.settings.sections import RuntimeChoice
+from llamasup.core.supervision.failure import lacks_memory
+from llamasup.core.supervision.states import Policy
+from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
-from llamasup.http.address import listen_text
-from llamasup.llama_server.device_memory import devices_now
-from llamasup.llama_server.inspect import Runtime, find_runtime
-from llamasup.models.search import Search
-from llamasup.models.spec import ModelSpec
-from llamasup.models.virtual import check_virtual
-from llamasup.peers.membership import Membership, Peer
-from llamasup.planning.memory.shares import budget_of
-from llamasup.pool.eviction_policy import ResidencyPolicy
-from llamasup.pool.options import PoolOptions
-from llamasup.service.inventory import read_inventory
+from llamasup.features.downloads.manager import DownloadSettings
+from llamasup.features.peers.membership import Membership, Peer
 from llamasup.service.many_models import Configured
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
-from llamasup.settings.sections import RuntimeChoice
-from llamasup.supervision.failure import lacks_memory
-from llamasup.supervision.states import Policy
-from llamasup.system.hardware.probe import hardware
-from llamasup.system.storage.folders import models_folder
 
 if TYPE_CHECKING:
-    from llamasup.config import Config
+    from llamasup.core.config import Config
 
 
 class ServeOptions(ListenOptions, frozen=True, kw_only=True):
@@ -261,7 +261,7 @@ class ConfigSource:
 def _peers_of(config: Config) -> tuple[Peer, ...]:
     if not config.peers:
         return ()
-    from llamasup.peers.static import peers_of  # here, to keep the start short
+    from llamasup.features.peers.static import peers_of  # here, to keep the start short
 
     return peers_of(config.peers)
 

@@ -15,25 +15,29 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from llamasup.control.app import ControlServer
-from llamasup.control.interface import ConsolePages, ControlTarget
-from llamasup.errors import LlamasupError
-from llamasup.http.address import Address
-from llamasup.llama_server.answers import SlotProgress
-from llamasup.observability.access_log import AccessLog, check_log_file
-from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
-from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
-from llamasup.observability.last_hour import LastHour
-from llamasup.observability.own_log import OwnLog
-from llamasup.proxy.backend import Backend, ModelList
-from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listeners.listen import ListenerSet, listen
-from llamasup.proxy.live.requests import LiveRequests
-from llamasup.proxy.proxy import Proxy
-from llamasup.proxy.settings import ProxyConfig
-from llamasup.queueing.endpoint import Endpoint
-from llamasup.service.options import ServiceOptions
-from llamasup.supervision.events import (
+from llamasup.core.control.app import ControlServer
+from llamasup.core.control.interface import ConsolePages, ControlTarget
+from llamasup.core.http.address import Address
+from llamasup.core.llama_server.answers import SlotProgress
+from llamasup.core.observability.access_log import AccessLog, check_log_file
+from llamasup.core.observability.access_record import (
+    SlowLog,
+    access_line,
+    admit_slow,
+    shortened,
+    waiting_time_s,
+)
+from llamasup.core.observability.counters import HeldSlots, Metrics, RequestRecord
+from llamasup.core.observability.last_hour import LastHour
+from llamasup.core.observability.own_log import OwnLog
+from llamasup.core.proxy.backend import Backend, ModelList
+from llamasup.core.proxy.connections import most_connections
+from llamasup.core.proxy.listeners.listen import ListenerSet, listen
+from llamasup.core.proxy.live.requests import LiveRequests
+from llamasup.core.proxy.proxy import Proxy
+from llamasup.core.proxy.settings import ProxyConfig
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.supervision.events import (
     Bus,
     ModelUnloading,
     PublishedEvent,
@@ -44,24 +48,26 @@ from llamasup.supervision.events import (
     Stopped,
     as_json,
 )
-from llamasup.supervision.states import State
-from llamasup.system.native import native
-from llamasup.system.process.guardian import Guardian, guarded_run_folder
-from llamasup.system.process.platform import raise_limit
-from llamasup.system.process.ready_file import ReadyFile
-from llamasup.system.process.sweep import record_ready_file, sweep
-from llamasup.system.storage.folders import state_folder
-from llamasup.usage.recorder import UsageRecorder
+from llamasup.core.supervision.states import State
+from llamasup.core.system.native import native
+from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
+from llamasup.core.system.process.platform import raise_limit
+from llamasup.core.system.process.ready_file import ReadyFile
+from llamasup.core.system.process.sweep import record_ready_file, sweep
+from llamasup.core.system.storage.folders import state_folder
+from llamasup.errors import LlamasupError
+from llamasup.features.usage.recorder import UsageRecorder
+from llamasup.service.options import ServiceOptions
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from llamasup.auth.key_limits import Keys
-    from llamasup.batch.api.runner import BatchService
-    from llamasup.models.spec import KeepResult
-    from llamasup.observability.tracing.exporter import SpanExporter
-    from llamasup.ollama.dialect import OllamaDialect
-    from llamasup.settings.sections import Batches
+    from llamasup.core.auth.key_limits import Keys
+    from llamasup.core.models.spec import KeepResult
+    from llamasup.core.settings.sections import Batches
+    from llamasup.features.batch.api.runner import BatchService
+    from llamasup.features.ollama.dialect import OllamaDialect
+    from llamasup.features.tracing.exporter import SpanExporter
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -178,8 +184,8 @@ class ServiceHost:
         """The ``usage`` object of docs/design.md (``UsageReport``)."""
         if self._usage is not None:
             return await self._usage.report(by, since)
-        from llamasup.usage.report import not_counted
-        from llamasup.usage.store import today
+        from llamasup.features.usage.report import not_counted
+        from llamasup.features.usage.store import today
 
         return not_counted(by, since, today())
 
@@ -323,7 +329,7 @@ class ServiceHost:
         self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
     ) -> ConsolePages:
         """Called once, when the control application is loaded."""
-        from llamasup.console.routes import Console, page_address  # here, to keep the start short
+        from llamasup.features.console.routes import Console, page_address  # here, to keep the start short
 
         return Console(
             proxy.console,
@@ -393,8 +399,8 @@ def _listen_for_batches(folder: Path) -> ListenerSet:
 
 def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence[BaseRoute]]:
     """The batches, and the routes of their API."""
-    from llamasup.batch.api.routes import routes_of  # here, because few configs have batches
-    from llamasup.batch.api.runner import BatchService
+    from llamasup.features.batch.api.routes import routes_of  # here, because few configs have batches
+    from llamasup.features.batch.api.runner import BatchService
 
     service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys)
     return service, routes_of(service)
@@ -403,21 +409,21 @@ def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence
 def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
     if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
         return None
-    from llamasup.observability.tracing.exporter import span_exporter  # here, to keep the start short
+    from llamasup.features.tracing.exporter import span_exporter  # here, to keep the start short
 
     return span_exporter(environ)
 
 
 async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:
     """The busy slots of one llama-server."""
-    from llamasup.llama_server.client import Prober  # here, to keep the start short
+    from llamasup.core.llama_server.client import Prober  # here, to keep the start short
 
     async with Prober(endpoint.address, endpoint.api_key, prefix=prefix.decode()) as prober:
         return await prober.slots()
 
 
 def _ollama_dialect(workload: Workload) -> OllamaDialect:
-    from llamasup.ollama.dialect import OllamaDialect  # here, because few services have one
+    from llamasup.features.ollama.dialect import OllamaDialect  # here, because few services have one
 
     return OllamaDialect(workload.described, workload.keep)
 

@@ -12,45 +12,51 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.config import Config
-from llamasup.control.interface import ServiceOwner
-from llamasup.control.pool_target import ConfiguredTarget
-from llamasup.downloads.manager import Downloads, DownloadSettings
-from llamasup.downloads.progress import Listener
-from llamasup.downloads.reference import RepoRef, parse_ref
-from llamasup.errors import LlamasupError
-from llamasup.http.address import Address
-from llamasup.models.diff import Changes
-from llamasup.models.registry import Registry, build
-from llamasup.models.rules import ModelRule, Problem
-from llamasup.models.search import Search
-from llamasup.models.spec import KeepResult, ModelSpec
-from llamasup.models.watch import ModelWatch
-from llamasup.peers.membership import Membership, Peer
-from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.model import ManagedModel
-from llamasup.pool.options import PoolOptions
-from llamasup.pool.pool import Pool
-from llamasup.pool.processes import Runners
-from llamasup.proxy.backend import Backend, ModelList
-from llamasup.service.inventory import (
+from llamasup.core.config import Config
+from llamasup.core.config.inventory import (
     ModelInventory,
     SearchPaths,
     build_inventory,
     read_inventory,
     search_paths,
 )
+from llamasup.core.control.interface import ServiceOwner
+from llamasup.core.control.pool_target import ConfiguredTarget
+from llamasup.core.http.address import Address
+from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.reference import RepoRef, parse_ref
+from llamasup.core.models.diff import Changes
+from llamasup.core.models.registry import Registry, build
+from llamasup.core.models.rules import ModelRule, Problem
+from llamasup.core.models.search import Search
+from llamasup.core.models.spec import KeepResult, ModelSpec
+from llamasup.core.models.watch import ModelWatch
+from llamasup.core.pool.catalog.catalog import Catalog
+from llamasup.core.pool.model import ManagedModel
+from llamasup.core.pool.options import PoolOptions
+from llamasup.core.pool.pool import Pool
+from llamasup.core.pool.processes import Runners
+from llamasup.core.proxy.backend import Backend, ModelList
+from llamasup.core.supervision.events import (
+    Bus,
+    ConfigRejected,
+    ModelsChanged,
+    ModelUnloading,
+    PublishedEvent,
+)
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.system.process.log_tail import LogFiles
+from llamasup.errors import LlamasupError
+from llamasup.features.downloads.manager import Downloads, DownloadSettings
+from llamasup.features.peers.membership import Membership, Peer
+from llamasup.features.virtual.backend import Models, VirtualBackend
 from llamasup.service.model_files import ModelFiles
-from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.system.process.log_tail import LogFiles
-from llamasup.virtual.backend import Models, VirtualBackend
 
 if TYPE_CHECKING:
-    from llamasup.llama_server.inspect import Runtime
-    from llamasup.peers.peers import Peers
-    from llamasup.peers.static import StaticMembership
-    from llamasup.pool.upgrade.upgrade import Upgrade
+    from llamasup.core.llama_server.inspect import Runtime
+    from llamasup.features.peers.peers import Peers
+    from llamasup.features.peers.static import StaticMembership
+    from llamasup.features.upgrade.upgrade import Upgrade
 
 _log = logging.getLogger(__name__)
 
@@ -168,9 +174,9 @@ class HostedModels:
         """None without other nodes: then nothing of them is imported, or on the path of a request."""
         if membership is None and not self._configured.peers:
             return None
-        from llamasup.peers.backend import NodesBackend
-        from llamasup.peers.peers import Peers
-        from llamasup.peers.static import StaticMembership
+        from llamasup.features.peers.backend import NodesBackend
+        from llamasup.features.peers.peers import Peers
+        from llamasup.features.peers.static import StaticMembership
 
         if membership is None:
             membership = self._configured_peers = StaticMembership(self._configured.peers)
@@ -190,7 +196,7 @@ class HostedModels:
         return peers
 
     def _make_upgrade(self) -> Upgrade:
-        from llamasup.pool.upgrade.upgrade import Upgrade  # here, to keep the start short
+        from llamasup.features.upgrade.upgrade import Upgrade  # here, to keep the start short
 
         return Upgrade(self._pool, self.catalog.managed_models, self._running, self._source.use_runtime)
 
@@ -438,7 +444,7 @@ class HostedModels:
             self._watch_wanted.clear()
 
     async def _follow_runtime(self, path: str) -> None:
-        from llamasup.pool.upgrade.follow import follow  # here, to keep the start short
+        from llamasup.features.upgrade.follow import follow  # here, to keep the start short
 
         await follow(path, lambda: self._pool.options.runtime or "", self.control_target.follow_runtime)
 

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from llamasup.config.config_keys import Config
-from llamasup.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
+from llamasup.core.config.config_keys import Config
+from llamasup.core.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
+from llamasup.core.llama_server.argv_builder import read_extra
+from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.cheapest_set import devices
+from llamasup.core.pool.estimate import SizedModel, estimate_model
+from llamasup.core.pool.options import PoolOptions
+from llamasup.core.settings.model import ModelEntry
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
-from llamasup.llama_server.argv_builder import read_extra
-from llamasup.llama_server.help_text import Capabilities
-from llamasup.models.spec import ModelSpec
-from llamasup.pool.cheapest_set import devices
-from llamasup.pool.estimate import SizedModel, estimate_model
-from llamasup.pool.options import PoolOptions
-from llamasup.settings.model import ModelEntry
 
 _OWN_CODES = {65, 66, 69, 71}  # problems of a model or of the machine, not of the config
 _OPTION = re.compile(r"--([a-z][a-z-]*)")

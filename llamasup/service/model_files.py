@@ -15,13 +15,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.config import Config
-from llamasup.control.interface import Fetch
-from llamasup.downloads.hub_settings import hub_endpoint
-from llamasup.downloads.manager import Downloads, DownloadSettings
-from llamasup.downloads.progress import Listener
-from llamasup.downloads.reference import RepoRef, parse_ref
-from llamasup.downloads.store import FetchedModel
+from llamasup.core.config import Config
+from llamasup.core.control.interface import Fetch
+from llamasup.core.hub.hub_settings import hub_endpoint
+from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.reference import RepoRef, parse_ref
+from llamasup.core.hub.store import FetchedModel
+from llamasup.core.llama_server.slots.store import sweep_slots
+from llamasup.core.models.file_use import ServedFiles, models_gone_with
+from llamasup.core.models.removal import Removal, entries_of, refuse_loaded, remove, to_remove
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.catalog import Catalog
+from llamasup.core.pool.model import ManagedModel
+from llamasup.core.settings.names import why_not_a_name
+from llamasup.core.system.text import printable
 from llamasup.errors import (
     Conflict,
     LlamasupError,
@@ -30,14 +37,7 @@ from llamasup.errors import (
     NotAllowed,
     UsageInvalid,
 )
-from llamasup.llama_server.slots.store import sweep_slots
-from llamasup.models.file_use import ServedFiles, models_gone_with
-from llamasup.models.removal import Removal, entries_of, refuse_loaded, remove, to_remove
-from llamasup.models.spec import ModelSpec
-from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.model import ManagedModel
-from llamasup.settings.names import why_not_a_name
-from llamasup.system.text import printable
+from llamasup.features.downloads.manager import Downloads, DownloadSettings
 
 __all__ = ["ModelFiles"]
 

@@ -7,25 +7,25 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from llamasup.control.interface import ServiceOwner
-from llamasup.control.only_model_target import OnlyModelTarget
-from llamasup.control.pool_target import can_restart_in_place
-from llamasup.downloads.progress import Listener
+from llamasup.core.control.interface import ServiceOwner
+from llamasup.core.control.only_model_target import OnlyModelTarget
+from llamasup.core.control.pool_target import can_restart_in_place
+from llamasup.core.http.address import Address
+from llamasup.core.hub.progress import Listener
+from llamasup.core.models.spec import KeepResult, ModelSpec, Stay
+from llamasup.core.pool.catalog.only_model import OnlyModel
+from llamasup.core.pool.estimate import SizedModel
+from llamasup.core.pool.options import PoolOptions
+from llamasup.core.pool.pool import Pool
+from llamasup.core.pool.processes import Runners
+from llamasup.core.proxy.backend import ModelList
+from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
+from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import Policy, RestartRequested, State
+from llamasup.core.system.process.log_tail import LogFiles
 from llamasup.errors import LlamasupError
-from llamasup.http.address import Address
-from llamasup.models.spec import KeepResult, ModelSpec, Stay
-from llamasup.pool.catalog.only_model import OnlyModel
-from llamasup.pool.estimate import SizedModel
-from llamasup.pool.options import PoolOptions
-from llamasup.pool.pool import Pool
-from llamasup.pool.processes import Runners
-from llamasup.proxy.backend import ModelList
 from llamasup.service.options import ServiceSpec
-from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
-from llamasup.supervision.failure import failure_of
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Policy, RestartRequested, State
-from llamasup.system.process.log_tail import LogFiles
 
 
 class _Given:

@@ -9,9 +9,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.auth.key_source import KeyFile
-from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.http.address import (
+from llamasup.core.auth.key_source import KeyFile
+from llamasup.core.http.address import (
     TcpAddress,
     UnixAddress,
     addresses,
@@ -21,19 +20,20 @@ from llamasup.http.address import (
     invalid_host_remedy,
     is_local,
 )
-from llamasup.http.heads import HeadRules
-from llamasup.planning.facts import Launch
-from llamasup.pool.starter import Starter
-from llamasup.proxy.listeners.listen import ListenerSet, listen
-from llamasup.proxy.listeners.tls import TlsContext, tls_context
-from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.repair.kinds import NO_REPAIRS, repairs_of
-from llamasup.settings.model import Repair
-from llamasup.settings.sections import USAGE_KEEP_DAYS, Batches
-from llamasup.settings.units import Size
-from llamasup.supervision.states import Policy, PolicyOptions
-from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
-from llamasup.system.hardware.probe import hardware
+from llamasup.core.http.heads import HeadRules
+from llamasup.core.planning.facts import Launch
+from llamasup.core.pool.starter import Starter
+from llamasup.core.proxy.listeners.listen import ListenerSet, listen
+from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
+from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
+from llamasup.core.settings.model import Repair
+from llamasup.core.settings.repairs import NO_REPAIRS, repairs_of
+from llamasup.core.settings.sections import USAGE_KEEP_DAYS, Batches
+from llamasup.core.settings.units import Size
+from llamasup.core.supervision.states import Policy, PolicyOptions
+from llamasup.core.system.hardware.probe import hardware
+from llamasup.errors import UnsafeBind, UsageInvalid
+from llamasup.features.wrap.planner import WrappedPlanner, Wrapping, prober_for
 
 # llama-server's defaults (b11434).
 _TIMEOUT_S = 3600.0
@@ -294,8 +294,8 @@ def ollama_listener(options: ListenOptions, tls: TlsContext | None) -> Callable[
 
 def _ollama_host(text: str) -> tuple[str, int]:
     """The host or path, and the port. Raises UsageInvalid."""
-    from llamasup.settings.address_kinds import Listen  # here, because few services have one
-    from llamasup.settings.kinds import InvalidValue
+    from llamasup.core.settings.address_kinds import Listen  # here, because few services have one
+    from llamasup.core.settings.kinds import InvalidValue
 
     try:
         address = Listen().parse(text)

@@ -19,23 +19,22 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import LlamasupError, UnsafeBind, UsageInvalid
-from llamasup.http.address import TcpAddress, is_loopback
-from llamasup.http.context_end import ContextWindow
-from llamasup.http.rpc_address import refuse_reachable
-from llamasup.llama_server.answers import Health
-from llamasup.llama_server.client import PROBE_TIMEOUT_S, Prober
-from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
-from llamasup.llama_server.rpc.relay import Relay, Stream, server_context
-from llamasup.llama_server.rpc.relay_loop import RelayLoop
-from llamasup.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
-from llamasup.llama_server.rpc.workers import TunnelFiles
-from llamasup.observability.own_log import OwnLog
-from llamasup.proxy.listeners.bind import bind
-from llamasup.queueing.request_queue import RequestQueue
-from llamasup.settings.address_kinds import Listen
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import (
+from llamasup.core.http.address import TcpAddress, is_loopback
+from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.http.rpc_address import refuse_reachable
+from llamasup.core.llama_server.answers import Health
+from llamasup.core.llama_server.client import PROBE_TIMEOUT_S, Prober
+from llamasup.core.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
+from llamasup.core.llama_server.rpc.relay import Relay, Stream, server_context
+from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.core.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
+from llamasup.core.llama_server.rpc.workers import TunnelFiles
+from llamasup.core.observability.own_log import OwnLog
+from llamasup.core.proxy.listeners.bind import bind
+from llamasup.core.queueing.request_queue import RequestQueue
+from llamasup.core.settings.address_kinds import Listen
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import (
     Bus,
     PublishedEvent,
     Ready,
@@ -44,11 +43,11 @@ from llamasup.supervision.events import (
     Stopped,
     as_json,
 )
-from llamasup.supervision.failure import failure_of
-from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.plan_protocol import ChildPlan, FixedPlanner
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import (
+from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.liveness import LivenessPolicy
+from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlanner
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import (
     Instance,
     KillRequested,
     Policy,
@@ -57,13 +56,14 @@ from llamasup.supervision.states import (
     State,
     StopRequested,
 )
-from llamasup.supervision.worker_plan import WorkerPlan
-from llamasup.system.hardware.probe import hardware
-from llamasup.system.process.guardian import guarded_run_folder
-from llamasup.system.process.log_tail import LogFiles
-from llamasup.system.process.platform import free_loopback_port
-from llamasup.system.process.ready_file import ReadyFile, remove_stale
-from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.core.supervision.worker_plan import WorkerPlan
+from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.process.guardian import guarded_run_folder
+from llamasup.core.system.process.log_tail import LogFiles
+from llamasup.core.system.process.platform import free_loopback_port
+from llamasup.core.system.process.ready_file import ReadyFile, remove_stale
+from llamasup.core.system.process.sweep import record_ready_file, sweep
+from llamasup.errors import LlamasupError, UnsafeBind, UsageInvalid
 
 __all__ = ["NAME", "RpcWorker", "RpcWorkerOptions", "listening"]
 

@@ -9,12 +9,18 @@ from pathlib import Path
 
 from msgspec import field
 
-from llamasup.http.address import Address
-from llamasup.llama_server.foreign_words import ignored_variables
-from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import Launch, prepare
-from llamasup.pool.starter import Starter
-from llamasup.proxy.settings import ProxyConfig
+from llamasup.core.http.address import Address
+from llamasup.core.llama_server.foreign_words import ignored_variables
+from llamasup.core.planning.attempts import Planner
+from llamasup.core.planning.facts import Launch, prepare
+from llamasup.core.pool.starter import Starter
+from llamasup.core.proxy.settings import ProxyConfig
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import Policy
+from llamasup.core.system.process.ready_file import remove_stale
+from llamasup.features.wrap.planner import Wrapping
 from llamasup.service.hosting import ServiceHost, sweep_and_check
 from llamasup.service.only_model import HostedModel
 from llamasup.service.options import (
@@ -28,12 +34,6 @@ from llamasup.service.options import (
     proxy_config,
     wrap_spec,
 )
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import Bus
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Policy
-from llamasup.supervision.wrap.planner import Wrapping
-from llamasup.system.process.ready_file import remove_stale
 
 __all__ = ["RunOptions", "Service", "WrapOptions"]
 

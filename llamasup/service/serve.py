@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.http.address import Address
-from llamasup.llama_server.foreign_words import ignored_variables
-from llamasup.pool.model import policy_for
+from llamasup.core.http.address import Address
+from llamasup.core.llama_server.foreign_words import ignored_variables
+from llamasup.core.pool.model import policy_for
+from llamasup.core.supervision.events import Bus
+from llamasup.core.system.process.ready_file import remove_stale
 from llamasup.service.config_source import ConfigSource, ServeOptions, serve_options
 from llamasup.service.hosting import ServiceHost, sweep_and_check
 from llamasup.service.many_models import HostedModels
 from llamasup.service.options import check_address, load_tls, ollama_listener, open_listeners, proxy_config
-from llamasup.supervision.events import Bus
-from llamasup.system.process.ready_file import remove_stale
 
 if TYPE_CHECKING:
-    from llamasup.control.interface import ConfigAccess
+    from llamasup.core.control.interface import ConfigAccess
 
 __all__ = ["ConfigSource", "ServeOptions", "ServeService", "serve_options"]
 

@@ -27,7 +27,7 @@ __all__ = ["write_inventory"]
 
 _SCHEMA = SchemaVersion.V1_6
 _HERE = Path(__file__).parent
-_CONSOLE = Path("_internal/llamasup/console/static/assets/vendor")
+_CONSOLE = Path("_internal/llamasup/features/console/static/assets/vendor")
 # Names of the files with the texts of licenses, in lower case.
 _LICENSE_WORDS = ("license", "licence", "copying", "notice", "copyright")
 

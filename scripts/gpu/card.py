@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from llamasup.system.hardware.nvml import ask_nvml, vram_by_process
+from llamasup.core.system.hardware.nvml import ask_nvml, vram_by_process
 
 __all__ = ["energy_j", "free_bytes", "holding", "total_bytes", "used_by", "used_bytes", "wait_until"]
 

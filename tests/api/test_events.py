@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from llamasup.api.events import MAX_WAITING, AsyncEvents, Events, Feed
-from llamasup.supervision.events import StateChanged, Stopped
-from llamasup.supervision.states import State
+from llamasup.core.supervision.events import StateChanged, Stopped
+from llamasup.core.supervision.states import State
 from tests.api.in_loop import in_loop
 from tests.kit.patience import PATIENCE_S
 

@@ -9,9 +9,9 @@ import pytest
 
 import llamasup
 from llamasup.api.inputs import ConfigInputs, config_of, entry_of, name_of, successor
-from llamasup.config import Config
-from llamasup.config.issues import ConfigIssues
-from llamasup.settings.model import ModelEntry
+from llamasup.core.config import Config
+from llamasup.core.config.issues import ConfigIssues
+from llamasup.core.settings.model import ModelEntry
 
 
 def entry_with(**options: Any) -> ModelEntry:

@@ -11,7 +11,7 @@ import pytest
 
 import llamasup
 from llamasup import errors
-from llamasup.settings.model import ModelEntry
+from llamasup.core.settings.model import ModelEntry
 
 NAMES = {
     "AccessDenied",

@@ -104,7 +104,7 @@ def test_handlers_of_signals_are_set_before_other_modules_are_imported() -> None
 
 def test_system_layer_imports_little() -> None:
     """Each start pays for it."""
-    program = "import sys; from llamasup.system.native import native; print(*sys.modules)"
+    program = "import sys; from llamasup.core.system.native import native; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
     assert COSTLY & set(done.stdout.split()) == set()
 

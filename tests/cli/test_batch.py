@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import llamasup.batch.job as job_module
-from llamasup.batch.index import BatchInvalid
-from llamasup.batch.job import find_job, runner_of, status_of
+import llamasup.features.batch.job as job_module
 from llamasup.cli.commands import batch as command
 from llamasup.cli.output import batch_view
+from llamasup.features.batch.index import BatchInvalid
+from llamasup.features.batch.job import find_job, runner_of, status_of
 
 Captured = pytest.CaptureFixture[str]
 

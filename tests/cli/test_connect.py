@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from llamasup.cli.commands.connect import _write
-from llamasup.connect.clients import CLIENTS, Connection
+from llamasup.features.connect.clients import CLIENTS, Connection
 from tests.cli.recording_view import RecordingView
 
 KEY = "sk-secret"

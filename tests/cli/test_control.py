@@ -13,13 +13,13 @@ import pytest
 from llamasup.cli import target as chosen
 from llamasup.cli.commands import control
 from llamasup.cli.target import find_target, with_each_client
-from llamasup.control import discovery
-from llamasup.control.client import ControlAddress
-from llamasup.control.interface import shown
-from llamasup.control.selection import Discovered, Running, Unresponsive
+from llamasup.core.control import discovery
+from llamasup.core.control.client import ControlAddress
+from llamasup.core.control.interface import shown
+from llamasup.core.control.selection import Discovered, Running, Unresponsive
+from llamasup.core.models.diff import Changes
 from llamasup.errors import DoesNotFit, LlamasupError, ModelUnknown, NotRunning, UsageInvalid
-from llamasup.models.diff import Changes
-from tests.control.fake import FakeControlTarget, served
+from tests.core.control.fake import FakeControlTarget, served
 
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None, "no_wait": False}
 

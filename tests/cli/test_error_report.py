@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llamasup.cli.output.error_report import show_error
+from llamasup.core.system.hardware.facts import cgroup_files
 from llamasup.errors import ModelMissing
-from llamasup.system.hardware.facts import cgroup_files
 from tests.cli.recording_view import RecordingView
 
 
@@ -17,7 +17,7 @@ def test_internal_error_names_innermost_line_of_llamasup() -> None:
     assert show_error(view, raised.value) == 70
     (_, traceback_event, traceback, _), (_, event, text, _) = view.lines
     assert (traceback_event, event) == ("traceback", "error")
-    assert "error in llamasup (llamasup/system/hardware/facts.py:" in text
+    assert "error in llamasup (llamasup/core/system/hardware/facts.py:" in text
     assert "This is a bug" in text
     assert "Traceback" in traceback
     assert show_error(view, ExceptionGroup("", [ValueError("five")])) == 70

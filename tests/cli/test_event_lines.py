@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from llamasup.cli.output.event_lines import ConsoleReporter
-from llamasup.errors import ConfigInvalid, GaveUp, ModelInvalid, ServerFailed
-from llamasup.http.address import TcpAddress
-from llamasup.models.diff import Changes
-from llamasup.models.spec import ModelSpec
-from llamasup.supervision.events import (
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.supervision.events import (
     ConfigRejected,
     Downloading,
     LoadFailed,
@@ -23,10 +22,11 @@ from llamasup.supervision.events import (
     Ready,
     StateChanged,
 )
-from llamasup.supervision.load_progress import LoadProgress
-from llamasup.supervision.states import State
+from llamasup.core.supervision.load_progress import LoadProgress
+from llamasup.core.supervision.states import State
+from llamasup.errors import ConfigInvalid, GaveUp, ModelInvalid, ServerFailed
 from tests.cli.recording_view import RecordingView, reporter_to
-from tests.observability.test_counters import DONE
+from tests.core.observability.test_counters import DONE
 
 
 def line_of(**changes: Any) -> tuple[str, str, str, dict[str, Any]]:

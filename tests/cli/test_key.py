@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from llamasup.auth.key_file import read_key_lines
-from llamasup.auth.keys import KeyRing
 from llamasup.cli.commands import key as key_command
 from llamasup.cli.commands.key import list_, new, revoke
+from llamasup.core.auth.key_file import read_key_lines
+from llamasup.core.auth.keys import KeyRing
 from tests.cli.recording_view import RecordingView
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.cli.output.layout import hanging, table
-from llamasup.system.text import display_width
+from llamasup.core.system.text import display_width
 
 
 def test_table_aligns_all_but_the_last_column() -> None:

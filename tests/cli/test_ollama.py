@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from llamasup.cli.command_group import with_ollama
+from llamasup.core.proxy.listeners.listen import ListenerSet
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.proxy.listeners.listen import ListenerSet
 from llamasup.service.options import ListenOptions, check_address, ollama_listener
 from tests.e2e.driver import run_to_end
 from tests.kit.ports import free_port

@@ -17,9 +17,9 @@ from llamasup.cli.foreground import OutputOptions
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
+from llamasup.core.settings.model import Settings
+from llamasup.core.settings.units import Size
 from llamasup.service.run import RunOptions, WrapOptions
-from llamasup.settings.model import Settings
-from llamasup.settings.units import Size
 from tests.e2e.driver import run_to_end
 from tests.kit.extent import examples
 

@@ -21,9 +21,9 @@ from llamasup.cli.output.rate_limit import (
     count_message,
     end_period,
 )
-from llamasup.supervision.events import Stopped
+from llamasup.core.supervision.events import Stopped
 from tests.cli.recording_view import RecordingView, reporter_to
-from tests.observability.test_counters import DONE
+from tests.core.observability.test_counters import DONE
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.cli.commands.rm import rm
-from llamasup.downloads.part_file import PartFile
+from llamasup.core.hub.part_file import PartFile
 from tests.kit import models
 
 

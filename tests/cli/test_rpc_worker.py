@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from llamasup.cli import foreground
 from llamasup.cli.app import app
-from llamasup.http.address import TcpAddress
-from llamasup.llama_server.rpc.worker_line import WorkerOptions
-from llamasup.llama_server.rpc.workers import TunnelFiles
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.llama_server.rpc.worker_line import WorkerOptions
+from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.service.rpc_worker import RpcWorkerOptions
 from tests.e2e.driver import run_to_end
 

@@ -8,10 +8,10 @@ import pytest
 
 from llamasup.cli.commands.serve import serve_models, with_overrides
 from llamasup.cli.foreground import OutputOptions
-from llamasup.config import Config
+from llamasup.core.config import Config
+from llamasup.core.settings.model import ModelSettings
+from llamasup.core.system.storage.paths import require_folders
 from llamasup.errors import ModelMissing
-from llamasup.settings.model import ModelSettings
-from llamasup.system.storage.paths import require_folders
 from tests.e2e.driver import run_to_end
 
 

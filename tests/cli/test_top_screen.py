@@ -17,7 +17,7 @@ from llamasup.cli.output.top_screen import (
     rows_of,
     shown_lines,
 )
-from llamasup.system.text import display_width
+from llamasup.core.system.text import display_width
 
 
 def model(name: str) -> dict[str, Any]:

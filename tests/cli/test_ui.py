@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from llamasup.auth.key_limits import Keys
 from llamasup.cli import target as chosen
 from llamasup.cli.commands.ui import ui
-from llamasup.console.routes import Console
-from llamasup.console.sign_in_file import write_sign_in_file
-from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.core.auth.key_limits import Keys
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.proxy.console_access import ConsoleAccess
+from llamasup.core.system.process import run_folder
 from llamasup.errors import Conflict, OutputFailed
-from llamasup.proxy.console_access import ConsoleAccess
-from llamasup.system.process import run_folder
-from tests.control.fake import FakeControlTarget, served
+from llamasup.features.console.routes import Console
+from llamasup.features.console.sign_in_file import write_sign_in_file
+from tests.core.control.fake import FakeControlTarget, served
 
 TARGET: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None}
 PAGE = "http://127.0.0.1:8080/llamasup/"

@@ -13,9 +13,9 @@ import pytest
 
 from llamasup.cli import target as chosen
 from llamasup.cli.commands import upgrade as command
-from llamasup.control.client import ControlAddress
+from llamasup.core.control.client import ControlAddress
 from llamasup.errors import BuildRefused, LlamasupError
-from tests.control.fake import FakeControlTarget, served
+from tests.core.control.fake import FakeControlTarget, served
 
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None}
 OLD, NEW = {"path": "/old/llama-server", "version": "b1"}, {"path": "/new/llama-server", "version": ""}

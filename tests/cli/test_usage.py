@@ -12,10 +12,10 @@ import pytest
 
 from llamasup.cli.commands import usage as command
 from llamasup.cli.output.usage_table import usage_table
-from llamasup.control.client import ControlAddress
-from llamasup.usage.ledger import Group, Sums
-from llamasup.usage.store import save, usage_file
-from tests.control.fake import FakeControlTarget, served
+from llamasup.core.control.client import ControlAddress
+from llamasup.features.usage.ledger import Group, Sums
+from llamasup.features.usage.store import save, usage_file
+from tests.core.control.fake import FakeControlTarget, served
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.cli.output.nonblocking_writer import MAX_BYTES, MAX_LINES, OutputWriter
 from llamasup.cli.output.view import JsonView, TextView, duration_text, while_waiting
-from llamasup.system.text import display_width, memory_text
+from llamasup.core.system.text import display_width, memory_text
 
 
 class Pipe:

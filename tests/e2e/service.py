@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.proxy.listeners.bind import bind
+from llamasup.core.proxy.listeners.bind import bind
+from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import State
 from llamasup.service.run import RunOptions, Service
-from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import State
 from tests.kit.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Serving", "serving"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import StateChanged
-from llamasup.supervision.states import State
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import StateChanged
+from llamasup.core.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 

@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.interface import shown
-from llamasup.models.diff import Changes
+from llamasup.core.control.interface import shown
+from llamasup.core.models.diff import Changes
 from tests.e2e.driver import (
     NEW_INTERPRETER,
     PATIENCE_S,

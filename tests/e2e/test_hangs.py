@@ -15,10 +15,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import PublishedEvent, StateChanged
-from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.states import State
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import PublishedEvent, StateChanged
+from llamasup.core.supervision.liveness import LivenessPolicy
+from llamasup.core.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 from tests.kit.patience import PATIENCE_S

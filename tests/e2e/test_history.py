@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.pool.catalog.status import model_status
-from llamasup.supervision import states
-from llamasup.supervision.state_machine import InvalidTransition
-from llamasup.supervision.states import State
+from llamasup.core.pool.catalog.status import model_status
+from llamasup.core.supervision import states
+from llamasup.core.supervision.state_machine import InvalidTransition
+from llamasup.core.supervision.states import State
 from tests.e2e.service import serving
 
 

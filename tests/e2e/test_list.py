@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
+from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from tests.e2e.driver import run_to_end
 from tests.kit import models
 

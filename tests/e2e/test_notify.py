@@ -1,6 +1,6 @@
 """``llamasup run`` under systemd: its notifications, the effect of SIGHUP, and sockets from systemd.
 
-The service manager is a socket of the test; the real systemd is in tests/service/systemd.
+The service manager is a socket of the test; the real systemd is in tests/features/systemd.
 """
 
 from __future__ import annotations

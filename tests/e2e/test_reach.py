@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.system.native import native
+from llamasup.core.system.native import native
 from tests.e2e.driver import run_to_end, started
 from tests.kit.patience import PATIENCE_S
 from tests.real.remains import folders_of

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
+from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import State
 from llamasup.service.run import RunOptions, Service
-from llamasup.supervision.events import Bus, PublishedEvent, Ready
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import State
 from tests.e2e.driver import PATIENCE_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.gguf.writer import TensorPlan, write_gguf
+from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from tests.e2e.driver import PATIENCE_S, Llamasup, run_to_end, started
 from tests.kit.patience import eventually
 

@@ -1,7 +1,7 @@
 """``llamasup service`` as a command: the files it writes and removes, its output, and its errors.
 
 Its ``systemctl`` is a small program of the test that writes down what it is asked; the real one is in
-tests/service/systemd. Only ``--user`` units are written: their folder belongs to the test.
+tests/features/systemd. Only ``--user`` units are written: their folder belongs to the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from llamasup.service.systemd.unit_file import MARKER
+from llamasup.features.systemd.unit_file import MARKER
 from tests.e2e.driver import run_to_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")

@@ -1,6 +1,6 @@
 """``llamasup service`` of many models: the unit for a config, and refused configs.
 
-The unit under a real systemd is in tests/service/systemd.
+The unit under a real systemd is in tests/features/systemd.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ LATER = {
     "starlette",
     "prometheus_client",
     "sqlite3",
-    "llamasup.usage.saver",
-    "llamasup.usage.report",
+    "llamasup.features.usage.saver",
+    "llamasup.features.usage.report",
 }
 PROGRAM = """
 import os, sys
-from llamasup.supervision import generation
+from llamasup.core.supervision import generation
 spawn = generation.spawn
 def spied(*args, **options):
     print(*sys.modules, flush=True)
@@ -44,5 +44,5 @@ def test_server_is_started_before_what_only_serving_needs_is_imported(
     arguments = ["run", str(tiny_model), "--port", "0", "--runtime", fake_server()]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
     imported = set(done.stdout.split())
-    assert "llamasup.proxy.proxy" in imported, done.stderr
+    assert "llamasup.core.proxy.proxy" in imported, done.stderr
     assert LATER & imported == set()

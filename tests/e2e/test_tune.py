@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
+from llamasup.core.planning.measured.tuned_store import load_results, save_results, tuning_folder
+from llamasup.core.settings.model import Settings
+from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.errors import FolderUnusable
-from llamasup.planning.facts import prepare
-from llamasup.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
-from llamasup.planning.measured.tuned_store import load_results, save_results, tuning_folder
-from llamasup.settings.model import Settings
-from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning.store import only_tuning
-from llamasup.tuning.tune import keep
+from llamasup.features.tuning.store import only_tuning
+from llamasup.features.tuning.tune import keep
 from tests.e2e.driver import run_to_end
 from tests.kit.children import NewChildren
 from tests.kit.kept_results import kept_for

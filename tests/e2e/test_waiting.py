@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import ServerExited
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import ServerExited
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.e2e.service import serving
 

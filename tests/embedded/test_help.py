@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
+from llamasup.core.system.hardware.devices import parse_devices
 from llamasup.embedded.option import Option
 from llamasup.embedded.table import help_text, supported
-from llamasup.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
-from llamasup.system.hardware.devices import parse_devices
 from tests.kit.paths import FIXTURES
 from tests.real.embedded.child import COMMAND
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.config import load
+from llamasup.core.config import load
+from llamasup.core.settings.sections import Fleet, FleetModel
+from llamasup.core.settings.units import Size
 from llamasup.errors import ConfigInvalid, FleetUnusable
+from llamasup.features.peers.membership import ExpectedModel, Peer
 from llamasup.fleet.membership import Known, merged
 from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
 from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
 from llamasup.fleet.scaling import ABSENT_S, LOAD, MAKES_ROOM, ScaleByLoad, replicas_for
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
-from llamasup.peers.membership import ExpectedModel, Peer
-from llamasup.settings.sections import Fleet, FleetModel
-from llamasup.settings.units import Size
 
 SECRET = "s" * 40
 

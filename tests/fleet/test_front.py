@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import llamasup
-from llamasup.config import load
-from llamasup.config.reading import read
+from llamasup.core.config import load
+from llamasup.core.config.reading import read
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.fleet.front import as_front
 from llamasup.service.config_check import environment_issues

@@ -12,13 +12,13 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llamasup.auth.keys import ApiKey, KeyLimits, digest_of
+from llamasup.core.auth.keys import ApiKey, KeyLimits, digest_of
+from llamasup.core.proxy.settings import Limits
 from llamasup.fleet import membership
 from llamasup.fleet.ingress import AnswerCut, Ingress, IngressSettings
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import FleetNode, ListedModel, Poll, Snapshot
 from llamasup.fleet.node_requests import AnswerBegin
-from llamasup.proxy.settings import Limits
 from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 

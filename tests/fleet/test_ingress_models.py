@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.auth.keys import ApiKey
+from llamasup.core.auth.keys import ApiKey
+from llamasup.core.http.heads import HttpError
+from llamasup.core.models.access import ResolvedModel
+from llamasup.features.peers.membership import ExpectedModel
 from llamasup.fleet.ingress_models import IngressModels, no_node, replica_ended
 from llamasup.fleet.messages import ListedModel, NodeLoad, routing_load, routing_stats
-from llamasup.http.heads import HttpError
-from llamasup.models.access import ResolvedModel
-from llamasup.peers.membership import ExpectedModel
 
 MODELS = IngressModels([ListedModel("tiny", ("gpt-tiny",)), ListedModel("other")], {"tiny"}.__contains__)
 LIMITED = ApiKey("bob", b"", b"", models=("tiny",))

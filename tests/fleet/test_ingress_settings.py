@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.auth.keys import KeyRing
-from llamasup.config import load
+from llamasup.core.auth.keys import KeyRing
+from llamasup.core.config import load
 from llamasup.errors import ConfigInvalid, UnsafeBind
 from llamasup.fleet.ingress import IngressSettings
 from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key

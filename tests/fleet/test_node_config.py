@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.config import Config
-from llamasup.config.nodes import Entry, Items, Node, Scalar, Table, parse
-from llamasup.config.reading import read
+from llamasup.core.config import Config
+from llamasup.core.config.nodes import Entry, Items, Node, Scalar, Table, parse
+from llamasup.core.config.reading import read
 from llamasup.fleet.node_config import node_config
 
 CONFIG = """\

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from llamasup.core.http.heads import pairs_of
 from llamasup.fleet.certificates import node_certificate
 from llamasup.fleet.node_requests import AnswerBegin, NodeRequests
 from llamasup.fleet.secret import node_key
-from llamasup.http.heads import pairs_of
 from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 from tests.kit.ports import free_port

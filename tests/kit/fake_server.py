@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamasup.system.native import native
+from llamasup.core.system.native import native
 from tests.kit.fake_http import HttpServer
 from tests.kit.faults import Faults
 

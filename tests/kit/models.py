@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
+from llamasup.core.gguf.writer import (
+    I32,
+    U16,
+    KeyValue,
+    TensorPlan,
+    tensor_bytes,
+    write_gguf,
+    write_gguf_header,
+)
 from tests.kit.tiny import FIXED, WORDS, random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 __all__ = [

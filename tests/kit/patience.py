@@ -30,11 +30,11 @@ def eventually(
 
 
 _LIMITS_S = (
-    ("llamasup.control.client", "_TIMEOUT_S", 60.0),
-    ("llamasup.control.discovery", "_TIMEOUT_S", 60.0),
-    ("llamasup.usage.recorder", "ANSWER_TIMEOUT_S", 60.0),
-    ("llamasup.usage.recorder", "CLOSE_TIMEOUT_S", 60.0),
-    ("llamasup.llama_server.client", "METRICS_TIMEOUT_S", 10.0),
+    ("llamasup.core.control.client", "_TIMEOUT_S", 60.0),
+    ("llamasup.core.control.discovery", "_TIMEOUT_S", 60.0),
+    ("llamasup.features.usage.recorder", "ANSWER_TIMEOUT_S", 60.0),
+    ("llamasup.features.usage.recorder", "CLOSE_TIMEOUT_S", 60.0),
+    ("llamasup.core.llama_server.client", "METRICS_TIMEOUT_S", 10.0),
 )
 
 

@@ -9,7 +9,15 @@ from itertools import count
 
 from msgspec import Struct
 
-from llamasup.pool.eviction_policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
+from llamasup.core.pool.eviction_policy import (
+    Action,
+    Cordon,
+    DeviceBytes,
+    Evict,
+    Load,
+    ResidencyPolicy,
+    decide,
+)
 from tests.kit.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]

@@ -12,8 +12,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from llamasup.pool.cheapest_set import UNUSED, Use
-from llamasup.pool.eviction_policy import (
+from llamasup.core.pool.cheapest_set import UNUSED, Use
+from llamasup.core.pool.eviction_policy import (
     Action,
     Cordon,
     DeviceBytes,

@@ -1,6 +1,6 @@
 import pytest
 
-from llamasup.llama_server.help_text import Capabilities
+from llamasup.core.llama_server.help_text import Capabilities
 from tests.e2e.conftest import fork_server
 from tests.kit.runtimes import capabilities_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from llamasup import serve
-from llamasup.gguf.files import read_model
-from llamasup.planning.memory.kv_cache import ContextShape, checkpoint_bytes
-from llamasup.settings.model import Profile
-from llamasup.system.storage.folders import state_folder
+from llamasup.core.gguf.files import read_model
+from llamasup.core.planning.memory.kv_cache import ContextShape, checkpoint_bytes
+from llamasup.core.settings.model import Profile
+from llamasup.core.system.storage.folders import state_folder
 from tests.kit.architectures import ARCHITECTURES, write_model
 from tests.kit.layers import Widths
 

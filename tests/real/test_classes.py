@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from llamasup import serve
-from llamasup.gguf import architectures
-from llamasup.gguf.writer import TensorPlan, write_gguf
+from llamasup.core.gguf import architectures
+from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, started
 from tests.kit import models, speculative, vision
 from tests.kit.architectures import tiny_model as tiny_of

@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
 from llamasup.errors import ModelUnknown
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, is_alive, llamasup, run_to_end
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.llama_server.diagnosis import weights_were_read
-from llamasup.planning.measured.load_history_store import load
+from llamasup.core.llama_server.diagnosis import weights_were_read
+from llamasup.core.planning.measured.load_history_store import load
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 from tests.kit.models import write_large_decoder
 

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
+from llamasup.core.gguf.facts_from_header import ModelClass
+from llamasup.core.gguf.files import read_model
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.facts_from_header import ModelClass
-from llamasup.gguf.files import read_model
 from tests.kit import models
 
 HELLO: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.core.proxy.listeners.test_tls import Certificate
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
-from tests.proxy.listeners.test_tls import Certificate
 
 pytestmark = pytest.mark.one_runtime
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.auth.key_file import read_key_lines
-from llamasup.auth.keys import KeyRing
+from llamasup.core.auth.key_file import read_key_lines
+from llamasup.core.auth.keys import KeyRing
+from tests.core.proxy.rig import PATIENCE_S, Wire, status
 from tests.e2e.driver import llamasup, wrapped
 from tests.kit.models import tiny_lora
-from tests.proxy.rig import PATIENCE_S, Wire, status
 from tests.real.test_security import child_socket, status_without_proxy
 
 pytestmark = pytest.mark.one_runtime

@@ -20,11 +20,11 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.config import Config
-from llamasup.pool.eviction_policy import ResidencyPolicy
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Memory
-from llamasup.settings.units import Size
+from llamasup.core.config import Config
+from llamasup.core.pool.eviction_policy import ResidencyPolicy
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Memory
+from llamasup.core.settings.units import Size
 from tests.kit import models
 from tests.kit.architectures import tiny_model as tiny_of
 from tests.kit.patience import PATIENCE_S

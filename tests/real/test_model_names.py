@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from llamasup.http.requested_model import read_body
-from tests.http.test_requested_model import form, part
+from llamasup.core.http.requested_model import read_body
+from tests.core.http.test_requested_model import form, part
 from tests.real.bare_server import bare_server
 
 PATH = "/v1/audio/transcriptions"

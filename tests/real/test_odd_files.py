@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.gguf.files import read_model
+from llamasup.core.gguf.files import read_model
 from tests.e2e.driver import llamasup
 from tests.kit import vision
 from tests.kit.architectures import tiny_model

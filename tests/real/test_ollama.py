@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.config import Config
-from llamasup.http.address import TcpAddress
-from llamasup.ollama.answers import BrokenAnswer, Lines
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Ollama, VirtualEntry
+from llamasup.core.config import Config
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Ollama, VirtualEntry
+from llamasup.features.ollama.answers import BrokenAnswer, Lines
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 

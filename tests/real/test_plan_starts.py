@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from llamasup.gguf.facts import ModelFacts
-from llamasup.gguf.files import read_model
-from llamasup.http.address import UnixAddress
-from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.inspect import find_runtime
-from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
-from llamasup.planning.plan import LaunchPlan, plan
-from llamasup.settings.model import Settings
-from llamasup.system.hardware.probe import hardware
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.gguf.files import read_model
+from llamasup.core.http.address import UnixAddress
+from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.llama_server.inspect import find_runtime
+from llamasup.core.planning.memory.kv_cache import ContextShape, kv_bytes
+from llamasup.core.planning.plan import LaunchPlan, plan
+from llamasup.core.settings.model import Settings
+from llamasup.core.system.hardware.probe import hardware
 from tests.kit.patience import PATIENCE_S
 
 pytestmark = [

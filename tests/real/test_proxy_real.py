@@ -12,9 +12,9 @@ import httptools
 import httpx
 import pytest
 
-from llamasup.http.sse import TokenCounts
-from llamasup.proxy import ProxyConfig
-from tests.proxy.rig import PATIENCE_S, Rig, Wire, get, post
+from llamasup.core.http.sse import TokenCounts
+from llamasup.core.proxy import ProxyConfig
+from tests.core.proxy.rig import PATIENCE_S, Rig, Wire, get, post
 from tests.real.bare_server import bare_server
 
 _VARIES = re.compile(

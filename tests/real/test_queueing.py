@@ -16,10 +16,10 @@ import httpx
 import openai
 import pytest
 
-from llamasup.proxy import Limits, ProxyConfig
+from llamasup.core.proxy import Limits, ProxyConfig
+from tests.core.proxy.generations import FAILED, make_unavailable
+from tests.core.proxy.rig import Rig
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.proxy.generations import FAILED, make_unavailable
-from tests.proxy.rig import Rig
 from tests.real.clients import bare_server, environment
 
 pytestmark = pytest.mark.one_runtime

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, llamasup
+from tests.features.repair.conversations import BAD_ARGUMENTS, TOOLS, conversation
+from tests.features.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 from tests.kit.patience import PATIENCE_S
-from tests.repair.conversations import BAD_ARGUMENTS, TOOLS, conversation
-from tests.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, WRONG_JSON
 
 CUT_OFF = '{"city": "Par'
 TEMPLATE = """\

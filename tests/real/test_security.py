@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.proxy.rig import PATIENCE_S, Wire, field, status
 from tests.e2e.driver import Llamasup, llamasup, wrapped
 from tests.kit.runtimes import harmless_tool
-from tests.proxy.rig import PATIENCE_S, Wire, field, status
 from tests.real.clients import Request, bare_server, environment, free_port, response_to
 from tests.security.test_framing import REFUSED
 from tests.security.test_paths import spellings

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.llama_server.slots.store import sweep_slots
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import ServerExited, ServerWarned
-from llamasup.supervision.states import KillRequested, RestartRequested, State, StopRequested
+from llamasup.core.llama_server.slots.store import sweep_slots
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import ServerExited, ServerWarned
+from llamasup.core.supervision.states import KillRequested, RestartRequested, State, StopRequested
 from tests.e2e.driver import PATIENCE_S, started
 from tests.e2e.service import Serving, serving
 from tests.kit.architectures import tiny_model

@@ -15,9 +15,9 @@ import openai
 import psutil
 import pytest
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.patience import eventually
 from tests.kit.ports import free_port

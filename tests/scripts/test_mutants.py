@@ -95,7 +95,7 @@ def test_nothing_that_no_test_should_notice_is_changed(source: str) -> None:
 
 
 def test_each_fault_changes_one_line_and_leaves_python() -> None:
-    source = (ROOT / "llamasup" / "queueing" / "queue_order.py").read_text("utf-8")
+    source = (ROOT / "llamasup" / "core" / "queueing" / "queue_order.py").read_text("utf-8")
     found = faults_of(FILE, source)
     assert {fault.kind for fault in found} <= set(KINDS)
     assert len({fault.name for fault in found}) == len(found)

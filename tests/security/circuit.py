@@ -14,11 +14,11 @@ from pathlib import Path
 
 import h11
 
-from llamasup.http.address import UnixAddress
-from llamasup.observability.counters import RequestRecord
-from llamasup.proxy import Proxy, ProxyConfig
-from llamasup.queueing.endpoint import Endpoint
-from tests.proxy.rig import OneModel
+from llamasup.core.http.address import UnixAddress
+from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.proxy import Proxy, ProxyConfig
+from llamasup.core.queueing.endpoint import Endpoint
+from tests.core.proxy.rig import OneModel
 
 __all__ = ["Answering", "Circuit", "Outcome", "Received"]
 

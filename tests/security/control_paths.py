@@ -11,17 +11,17 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from llamasup.auth.key_limits import Keys
-from llamasup.control.private_socket import THROUGH_PROXY
-from llamasup.control.routes import Application
-from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
-from llamasup.http.routes import CONTROL
-from llamasup.observability.counters import Metrics
-from llamasup.proxy import ProxyConfig
-from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.live.requests import LiveRequests
-from tests.control.fake import FakeControlTarget
-from tests.proxy.key_files import keys_of
+from llamasup.core.auth.key_limits import Keys
+from llamasup.core.control.private_socket import THROUGH_PROXY
+from llamasup.core.control.routes import Application
+from llamasup.core.http.heads import Head, HttpError, RawHeaders, read_head
+from llamasup.core.http.routes import CONTROL
+from llamasup.core.observability.counters import Metrics
+from llamasup.core.proxy import ProxyConfig
+from llamasup.core.proxy.access_policy import AccessPolicy
+from llamasup.core.proxy.live.requests import LiveRequests
+from tests.core.control.fake import FakeControlTarget
+from tests.core.proxy.key_files import keys_of
 from tests.security.limited_key import served_as
 
 __all__ = ["KEYS", "reaches_no_more_than_its_right"]

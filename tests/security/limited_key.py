@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.http.routes import route_of
-from llamasup.proxy import ProxyConfig
-from tests.proxy.key_files import keys_of
+from llamasup.core.http.routes import route_of
+from llamasup.core.proxy import ProxyConfig
+from tests.core.proxy.key_files import keys_of
 from tests.security.circuit import Circuit
 
 __all__ = ["INFERENCE", "circuit_of_a_used_up_key", "gets_past_no_limit", "served_as"]

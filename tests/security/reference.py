@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import h11
 
-from llamasup.observability.counters import RequestRecord
+from llamasup.core.observability.counters import RequestRecord
 from tests.security.circuit import Outcome, Received
 
 __all__ = ["Reading", "differences", "messages", "read", "reason_to_refuse"]

@@ -8,7 +8,7 @@ import h11
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.observability.counters import RequestRecord
+from llamasup.core.observability.counters import RequestRecord
 from tests.security.circuit import Outcome
 
 __all__ = ["misread"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llamasup.proxy import ProxyConfig
+from llamasup.core.proxy import ProxyConfig
 from tests.security.circuit import Circuit
 from tests.security.grammar import (
     bodiless_responses,

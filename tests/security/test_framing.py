@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llamasup.proxy import ProxyConfig
+from llamasup.core.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
 
 _HOST = b"Host: localhost\r\n"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.http.heads import DEFAULT_RULES, HeadRules
-from llamasup.proxy import ProxyConfig
+from llamasup.core.http.heads import DEFAULT_RULES, HeadRules
+from llamasup.core.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
 from tests.security.control_paths import KEYS, reaches_no_more_than_its_right
 from tests.security.grammar import control_requests, spelled_paths

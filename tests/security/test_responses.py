@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.proxy.rig import Rig, field, get, status
+from tests.core.proxy.rig import Rig, field, get, status
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llamasup.proxy import ProxyConfig
-from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, Rig, answer, field, get, post, status
+from llamasup.core.proxy import ProxyConfig
+from tests.core.proxy.conftest import MakeRig
+from tests.core.proxy.rig import CHAT, Rig, answer, field, get, post, status
 
 
 def with_host(host: bytes, path: bytes = b"/props") -> bytes:

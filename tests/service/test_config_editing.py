@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.config import Config, load
-from llamasup.config.nodes import MAX_BYTES
-from llamasup.control.interface import ConfigMistakes, ConfigRefused
+from llamasup.core.config import Config, load
+from llamasup.core.config.nodes import MAX_BYTES
+from llamasup.core.control.interface import ConfigMistakes, ConfigRefused
+from llamasup.core.models.diff import Changes
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
-from llamasup.models.diff import Changes
 from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor
 from llamasup.service.many_models import Configured

@@ -11,24 +11,24 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.config import load
-from llamasup.downloads.manager import Downloads, DownloadSettings
-from llamasup.downloads.reference import parse_ref
+from llamasup.core.config import load
+from llamasup.core.config.inventory import read_inventory
+from llamasup.core.hub.reference import parse_ref
+from llamasup.core.models.registry import build
+from llamasup.core.models.rules import ModelRule
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.catalog import Catalog
+from llamasup.core.pool.options import PoolOptions
+from llamasup.core.pool.pool import Pool
+from llamasup.core.queueing.unavailable import Unavailable
+from llamasup.core.supervision.events import Bus
 from llamasup.errors import Conflict, LlamasupError, ModelUnknown, NotAllowed, UsageInvalid
-from llamasup.models.registry import build
-from llamasup.models.rules import ModelRule
-from llamasup.models.spec import ModelSpec
-from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.options import PoolOptions
-from llamasup.pool.pool import Pool
-from llamasup.queueing.unavailable import Unavailable
+from llamasup.features.downloads.manager import Downloads, DownloadSettings
 from llamasup.service import model_files
-from llamasup.service.inventory import read_inventory
 from llamasup.service.model_files import ModelFiles
-from llamasup.supervision.events import Bus
+from tests.core.pool.pools import registry_of
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder
-from tests.pool.pools import registry_of
 
 FAR, FILE = "hf.co/org/far:Q4_K_M", "org/far/far-Q4_K_M.gguf"
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.llama_server.diagnosis import Diagnosis
+from llamasup.core.llama_server.rpc.find import find_rpc_server
+from llamasup.core.llama_server.rpc.relay import client_context
+from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.core.llama_server.rpc.workers import TunnelFiles
+from llamasup.core.supervision.events import Bus, ServerExited
 from llamasup.errors import BrokenRuntime, PortInUse, RuntimeMissing, UnsafeBind, UsageInvalid
-from llamasup.http.address import TcpAddress
-from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.rpc.find import find_rpc_server
-from llamasup.llama_server.rpc.relay import client_context
-from llamasup.llama_server.rpc.relay_loop import RelayLoop
-from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.service.rpc_worker import (
     RpcWorker,
     RpcWorkerOptions,
@@ -26,7 +27,6 @@ from llamasup.service.rpc_worker import (
     _renamed,
     check_listen,
 )
-from llamasup.supervision.events import Bus, ServerExited
 from tests.kit.certificates import make_certificate
 from tests.kit.paths import FIXTURES
 from tests.kit.patience import PATIENCE_S

@@ -22,9 +22,9 @@ from llamasup.cli.output.view import View, duration_text, plural
 from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
-    from llamasup.batch.job import Job, Prepared
-    from llamasup.batch.progress import Progress
     from llamasup.cli.output.batch_view import BatchLines
+    from llamasup.features.batch.job import Job, Prepared
+    from llamasup.features.batch.progress import Progress
 
 __all__ = ["cancel", "commands", "list_", "resume", "run", "status"]
 
@@ -118,9 +118,9 @@ def run(
         return _run(view, job, json=json)
 
     def job() -> Job:
-        from llamasup.batch.job import job_of
-        from llamasup.batch.lines import URLS
         from llamasup.cli.target import URL_VARIABLE, full_url
+        from llamasup.features.batch.job import job_of
+        from llamasup.features.batch.lines import URLS
 
         if model is not None and (pid is not None or url is not None or api_key_file is not None):
             raise UsageInvalid(
@@ -158,7 +158,7 @@ def list_(json: o.Json = False) -> int:
     """List the batches of your user."""
 
     def act(view: View) -> None:
-        from llamasup.batch.job import jobs, status_of
+        from llamasup.features.batch.job import jobs, status_of
 
         rows = [status_of(job) for job in jobs()]
         if json:
@@ -194,7 +194,7 @@ def status(name: Name, json: o.Json = False) -> int:
     """Show how far a batch is."""
 
     def act(view: View) -> None:
-        from llamasup.batch.job import find_job, status_of
+        from llamasup.features.batch.job import find_job, status_of
 
         found = status_of(find_job(name))
         if json:
@@ -215,7 +215,7 @@ def cancel(name: Name) -> int:
     """End the run of a batch. Its answers so far stay, and `resume` continues it."""
 
     def act(view: View) -> None:
-        from llamasup.batch import job as batch_job
+        from llamasup.features.batch import job as batch_job
 
         job = batch_job.find_job(name)
         was_running = batch_job.cancel(job)
@@ -229,7 +229,7 @@ def resume(name: Name, json: o.Json = False) -> int:
     """Continue a batch with the options of its first run."""
 
     def act(view: View) -> int:
-        from llamasup.batch.job import find_job
+        from llamasup.features.batch.job import find_job
 
         return _run(view, lambda: find_job(name), json=json)
 
@@ -251,9 +251,9 @@ def _template_text(given: str | None) -> str | None:
 
 def _run(view: View, named: Callable[[], Job], *, json: bool) -> int:
     """``named`` may raise LlamasupError, as the run may."""
-    from llamasup.batch import job as batch_job
     from llamasup.cli.interruptible import interruptible
     from llamasup.cli.output.batch_view import BatchBar, BatchEvents, BatchLines, progress_fields
+    from llamasup.features.batch import job as batch_job
 
     shown: BatchLines = (
         BatchEvents(view) if json else BatchBar(view) if sys.stderr.isatty() else BatchLines(view)
@@ -304,9 +304,9 @@ async def _serve(job: Job, prepared: Prepared, shown: BatchLines) -> tuple[Progr
     """Run the lines that are left, on a running llamasup or on one that starts for them."""
     import time
 
-    from llamasup.batch.client import BatchClient
-    from llamasup.batch.engine import EngineOptions
     from llamasup.cli.batch_server import server_of
+    from llamasup.features.batch.client import BatchClient
+    from llamasup.features.batch.engine import EngineOptions
 
     async with server_of(job) as (url, api_key):
         client = BatchClient(url, api_key=api_key)

@@ -16,16 +16,16 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, plural
+from llamasup.core.settings.names import is_pattern
+from llamasup.core.system.storage.folders import atomic_write, device_and_inode, models_folder
+from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.text import path_text, printable
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
-from llamasup.settings.names import is_pattern
-from llamasup.system.storage.folders import atomic_write, device_and_inode, models_folder
-from llamasup.system.storage.paths import expanded
-from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
-    from llamasup.config.config_keys import Config
-    from llamasup.config.issues import Issue
-    from llamasup.config.starter import StarterFacts
+    from llamasup.core.config.config_keys import Config
+    from llamasup.core.config.issues import Issue
+    from llamasup.core.config.starter import StarterFacts
 
 __all__ = ["check", "commands", "init", "schema"]
 
@@ -57,8 +57,8 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file
 @commands.command()
 def init(output: Output = None, force: Force = False) -> int:
     """Write a commented config for this machine."""
-    from llamasup.config.sources import own_config
-    from llamasup.config.starter import starter_text
+    from llamasup.core.config.sources import own_config
+    from llamasup.core.config.starter import starter_text
 
     def act(view: View) -> None:
         text = starter_text(_starter_facts(os.environ))
@@ -78,9 +78,9 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
 
     The command starts nothing.
     """
-    from llamasup.config.issues import ConfigIssues, Issue
-    from llamasup.config.reading import read
-    from llamasup.config.sources import find_config
+    from llamasup.core.config.issues import ConfigIssues, Issue
+    from llamasup.core.config.reading import read
+    from llamasup.core.config.sources import find_config
     from llamasup.service.config_check import environment_issues, model_issues
 
     def act(view: View) -> int:
@@ -119,7 +119,7 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
 @commands.command()
 def schema() -> int:
     """Print the JSON Schema of a config, for editors."""
-    from llamasup.config.json_schema import json_schema
+    from llamasup.core.config.json_schema import json_schema
 
     return guarded(lambda _: write_json(json_schema()))
 
@@ -163,12 +163,12 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
 
 
 def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
-    from llamasup.auth.key_store import default_key_file
-    from llamasup.config.config_keys import Cache
-    from llamasup.config.starter import StarterFacts
-    from llamasup.llama_server.inspect import find_runtime
-    from llamasup.models.search import cache_folders
-    from llamasup.system.hardware.probe import hardware
+    from llamasup.core.auth.key_store import default_key_file
+    from llamasup.core.config.config_keys import Cache
+    from llamasup.core.config.starter import StarterFacts
+    from llamasup.core.llama_server.inspect import find_runtime
+    from llamasup.core.models.search import cache_folders
+    from llamasup.core.system.hardware.probe import hardware
 
     machine = hardware()
     runtime, devices = None, []

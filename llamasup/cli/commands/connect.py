@@ -19,7 +19,7 @@ from llamasup.errors import ConfigInvalid, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.connect.clients import Client, Connection, Settings
+    from llamasup.features.connect.clients import Client, Connection, Settings
 
 __all__ = ["commands"]
 
@@ -82,7 +82,7 @@ def connect(
     """
 
     def act(view: View) -> None:
-        from llamasup.connect.clients import CLIENTS
+        from llamasup.features.connect.clients import CLIENTS
 
         if client is None:
             _list(CLIENTS, json=json)
@@ -126,7 +126,7 @@ def _list(clients: Mapping[str, Client], *, json: bool) -> None:
 
 
 def _client(clients: Mapping[str, Client], name: str) -> Client:
-    from llamasup.system.text import did_you_mean
+    from llamasup.core.system.text import did_you_mean
 
     if name not in clients:
         similar = did_you_mean(name, clients)
@@ -141,8 +141,8 @@ def _client(clients: Mapping[str, Client], name: str) -> Client:
 
 
 def _key(path: Path | None) -> str:
-    from llamasup.auth.key_source import environment_keys
-    from llamasup.system.storage.folders import read_bounded
+    from llamasup.core.auth.key_source import environment_keys
+    from llamasup.core.system.storage.folders import read_bounded
 
     if path is None:
         return next(iter(environment_keys(os.environ)), "")
@@ -163,8 +163,8 @@ def _key(path: Path | None) -> str:
 
 
 def _connection(url: str | None, pid: int | None, model: str | None, key: str) -> Connection:
-    from llamasup.connect.clients import Connection
-    from llamasup.control.client import ControlAddress, ControlClient
+    from llamasup.core.control.client import ControlAddress, ControlClient
+    from llamasup.features.connect.clients import Connection
 
     address = find_target(pid=pid, url=url, api_key_file=None)
     if address.socket is None:
@@ -215,9 +215,9 @@ def _write(
     view: View, path: Path, client: Client, settings: Settings, key: str, *, show: bool
 ) -> Path | None:
     """Change the file; returns the file before, if there was one and it changes."""
-    from llamasup.connect.merge import CannotMerge, difference, has_key, merged
-    from llamasup.system.native import native
-    from llamasup.system.storage.folders import atomic_write, read_bounded
+    from llamasup.core.system.native import native
+    from llamasup.core.system.storage.folders import atomic_write, read_bounded
+    from llamasup.features.connect.merge import CannotMerge, difference, has_key, merged
 
     path = path.expanduser()
     target = path.resolve()  # a link, such as one to a repository of settings, stays
@@ -288,7 +288,7 @@ def _unwritable(path: Path, error: OSError) -> OutputFailed:
 
 
 def _show(client: Client, settings: Settings, path: Path | None) -> None:
-    from llamasup.connect.merge import rendered
+    from llamasup.features.connect.merge import rendered
 
     parts = []
     if path is not None:

@@ -23,12 +23,12 @@ from llamasup.cli.output.results import write_bytes, write_json, write_result
 from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
 from llamasup.cli.target import TargetOptions, models_to_show, with_client, with_each_client
+from llamasup.core.pool.state import AWAY
+from llamasup.core.system.text import printable
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
-from llamasup.pool.state import AWAY
-from llamasup.system.text import printable
 
 if TYPE_CHECKING:
-    from llamasup.control.client import ControlClient
+    from llamasup.core.control.client import ControlClient
 
 __all__ = ["commands", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload", "why"]
 
@@ -355,7 +355,7 @@ def _say_left_out(view: View, count: int, *, any_shown: bool, which: str = "") -
 
 def _exit_waiter(client: ControlClient) -> Callable[[], None]:
     """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
-    from llamasup.system.native import native
+    from llamasup.core.system.native import native
 
     if client.address.socket is not None:
         with suppress(ProcessLookupError):  # a llamasup in another container has other process IDs

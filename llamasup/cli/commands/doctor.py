@@ -19,10 +19,10 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import hanging, stdout_columns
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
-from llamasup.doctor.facts import Check, Facts
-from llamasup.doctor.report import as_json, run_checks
+from llamasup.core.system.text import json_text, printable
 from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
-from llamasup.system.text import json_text, printable
+from llamasup.features.doctor.facts import Check, Facts
+from llamasup.features.doctor.report import as_json, run_checks
 
 __all__ = ["commands"]
 
@@ -67,7 +67,7 @@ def doctor(
     The checks look at runtimes, devices, memory, limits, folders and the port. The exit code is 1 if a
     check fails.
     """
-    from llamasup.doctor.collect import collect_facts
+    from llamasup.features.doctor.collect import collect_facts
 
     def act(view: View) -> int:
         if report == STDOUT and json:
@@ -96,9 +96,9 @@ def doctor(
 
 
 def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check]) -> None:
-    from llamasup.doctor.bug_report import bug_report
-    from llamasup.doctor.collect_running import collect_running, versions
-    from llamasup.system.storage.folders import atomic_write
+    from llamasup.core.system.storage.folders import atomic_write
+    from llamasup.features.doctor.bug_report import bug_report
+    from llamasup.features.doctor.collect_running import collect_running, versions
 
     text = bug_report(
         versions=versions(),
@@ -122,7 +122,7 @@ def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check
 
 def _port_problem(port: int) -> LlamasupError | None:
     """The error that ``run`` would have with this port."""
-    from llamasup.proxy.listeners.bind import bind
+    from llamasup.core.proxy.listeners.bind import bind
 
     if not 0 <= port <= 65535:
         raise UsageInvalid(f"Invalid --port {port}.", remedy="Give 1 to 65535, or 0 for any free port.")

@@ -17,7 +17,15 @@ from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, plural
-from llamasup.doctor.inspection import (
+from llamasup.core.gguf.facts import PURPOSES, ModelFacts, is_served
+from llamasup.core.gguf.files import read_model
+from llamasup.core.models.folder import ModelFolder, list_models
+from llamasup.core.system.hardware.facts import Hardware
+from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.storage.paths import PathKind, path_kind
+from llamasup.core.system.text import json_text, memory_text, printable
+from llamasup.errors import LlamasupError, ModelMissing
+from llamasup.features.doctor.inspection import (
     Fit,
     broken_as_json,
     fits_here,
@@ -25,17 +33,9 @@ from llamasup.doctor.inspection import (
     model_as_json,
     projectors_of,
 )
-from llamasup.errors import LlamasupError, ModelMissing
-from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
-from llamasup.gguf.files import read_model
-from llamasup.models.folder import ModelFolder, list_models
-from llamasup.system.hardware.facts import Hardware
-from llamasup.system.hardware.probe import hardware
-from llamasup.system.storage.paths import PathKind, path_kind
-from llamasup.system.text import json_text, memory_text, printable
 
 if TYPE_CHECKING:
-    from llamasup.planning.projectors import Pairing
+    from llamasup.core.planning.projectors import Pairing
 
 __all__ = ["commands"]
 
@@ -83,8 +83,8 @@ def inspect(models: Models, json: o.Json = False) -> int:
 
 def _inspect(name: str, *, allow_empty: bool) -> _Inspected:
     """Text output refuses an empty folder, which is most likely the wrong one; JSON shows an empty list."""
-    from llamasup.models.by_name import file_of
-    from llamasup.planning.facts import find_model
+    from llamasup.core.models.by_name import file_of
+    from llamasup.core.planning.facts import find_model
 
     path = Path(name)
     try:
@@ -116,7 +116,7 @@ def _as_json(inspected: Sequence[_Inspected], machine: Hardware) -> str:
 
 
 def _objects(item: _Inspected, machine: Hardware) -> Iterator[dict[str, Any]]:
-    from llamasup.planning.facts import sibling_projector
+    from llamasup.core.planning.facts import sibling_projector
 
     path, found = str(item.path), item.found
     if isinstance(found, LlamasupError):
@@ -129,7 +129,7 @@ def _objects(item: _Inspected, machine: Hardware) -> Iterator[dict[str, Any]]:
 
 
 def _as_text(inspected: Sequence[_Inspected], machine: Hardware, columns: int | None) -> str:
-    from llamasup.planning.facts import sibling_projector
+    from llamasup.core.planning.facts import sibling_projector
 
     sections = []
     for path, found in ((item.path, item.found) for item in inspected):

@@ -13,7 +13,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from llamasup.auth.key_file import (
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.parsers import one_of, whole_number
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.layout import table
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View
+from llamasup.core.auth.key_file import (
     KeyLine,
     checked_models,
     checked_name,
@@ -23,19 +30,12 @@ from llamasup.auth.key_file import (
     with_rights,
     without_line,
 )
-from llamasup.auth.key_source import PROCESS_SALT
-from llamasup.auth.key_store import change_key_file, default_key_file, key_file_text
-from llamasup.auth.keys import ApiKey, KeyLimits, Priority
-from llamasup.cli.command_group import command_set
-from llamasup.cli.options import shared as o
-from llamasup.cli.options.parsers import one_of, whole_number
-from llamasup.cli.output.error_report import guarded
-from llamasup.cli.output.layout import table
-from llamasup.cli.output.results import write_json, write_result
-from llamasup.cli.output.view import View
+from llamasup.core.auth.key_source import PROCESS_SALT
+from llamasup.core.auth.key_store import change_key_file, default_key_file, key_file_text
+from llamasup.core.auth.keys import ApiKey, KeyLimits, Priority
+from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.text import one_of_these
 from llamasup.errors import UsageInvalid
-from llamasup.system.storage.paths import expanded
-from llamasup.system.text import one_of_these
 
 __all__ = ["commands", "list_", "new", "revoke"]
 

@@ -16,17 +16,17 @@ from llamasup.cli.output.error_report import error_text, guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
+from llamasup.core.gguf.facts import ModelFacts, is_served
+from llamasup.core.models.access import output_modalities, resolved
+from llamasup.core.models.attachments import Attachments
+from llamasup.core.models.by_name import default_folders
+from llamasup.core.models.found import FoundModel
+from llamasup.core.models.registry import Problem, Registry, build
+from llamasup.core.models.search import Search, search_models
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
+from llamasup.core.system.text import memory_text, path_text, printable
 from llamasup.errors import LlamasupError, ModelMissing
-from llamasup.gguf.facts import ModelFacts, is_served
-from llamasup.models.access import output_modalities, resolved
-from llamasup.models.attachments import Attachments
-from llamasup.models.by_name import default_folders
-from llamasup.models.found import FoundModel
-from llamasup.models.registry import Problem, Registry, build
-from llamasup.models.search import Search, search_models
-from llamasup.models.spec import ModelSpec
-from llamasup.system.storage.paths import PathKind, expanded, path_kind
-from llamasup.system.text import memory_text, path_text, printable
 
 __all__ = ["commands"]
 

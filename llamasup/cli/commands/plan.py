@@ -18,13 +18,13 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
-from llamasup.system.text import json_text, memory_text, printable
+from llamasup.core.system.text import json_text, memory_text, printable
 
 if TYPE_CHECKING:
-    from llamasup.llama_server.argv_builder import Reason
-    from llamasup.planning.facts import Launch
-    from llamasup.planning.ladder import Admission
-    from llamasup.planning.plan import LaunchPlan
+    from llamasup.core.llama_server.argv_builder import Reason
+    from llamasup.core.planning.facts import Launch
+    from llamasup.core.planning.ladder import Admission
+    from llamasup.core.planning.plan import LaunchPlan
 
 __all__ = ["commands"]
 
@@ -45,10 +45,10 @@ def plan(
 
     The command starts nothing.
     """
-    from llamasup.models.by_name import file_of
-    from llamasup.planning.attempts import Planner
-    from llamasup.planning.facts import prepare
-    from llamasup.system.process.run_folder import scratch_folder
+    from llamasup.core.models.by_name import file_of
+    from llamasup.core.planning.attempts import Planner
+    from llamasup.core.planning.facts import prepare
+    from llamasup.core.system.process.run_folder import scratch_folder
 
     def act(view: View) -> None:
         with while_waiting(view, "reading the options of the runtime"):
@@ -97,7 +97,7 @@ def _reasons_table(reasons: Sequence[Reason], columns: int | None) -> str:
 
 
 def _memory(plan: LaunchPlan) -> str:
-    from llamasup.planning.memory.estimate import memory_rows
+    from llamasup.core.planning.memory.estimate import memory_rows
 
     memory = plan.memory
     source = "measured at an earlier load" if memory.measured else "estimated"

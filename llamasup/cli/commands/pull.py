@@ -21,17 +21,17 @@ from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.cli.stop_signals import Interrupted
-from llamasup.downloads.hub_settings import hub_endpoint, hub_token
-from llamasup.downloads.reference import Ref, RepoRef, parse_ref
+from llamasup.core.hub.hub_settings import hub_endpoint, hub_token
+from llamasup.core.hub.reference import Ref, RepoRef, parse_ref
+from llamasup.core.system.storage.folders import models_folder
+from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import LlamasupError, UsageInvalid
-from llamasup.system.storage.folders import models_folder
-from llamasup.system.storage.paths import expanded
-from llamasup.system.text import memory_text, printable
 
 if TYPE_CHECKING:
     from llamasup.cli.output.download_view import DownloadView
-    from llamasup.downloads.pull import DownloadOptions
-    from llamasup.downloads.store import FetchedModel
+    from llamasup.core.hub.store import FetchedModel
+    from llamasup.features.downloads.pull import DownloadOptions
 
 __all__ = ["commands", "download_options", "ensure_downloaded"]
 
@@ -119,7 +119,7 @@ def download_options(
     parallel: int = 4,
 ) -> DownloadOptions:
     """Raises UsageInvalid for an invalid folder or endpoint, and the errors of ``hub_token``."""
-    from llamasup.downloads.pull import DownloadOptions
+    from llamasup.features.downloads.pull import DownloadOptions
 
     return DownloadOptions(
         folder=expanded(folder or models_folder(), UsageInvalid, of="--folder"),
@@ -186,7 +186,7 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
 def _downloaded(ref: Ref, settings: DownloadOptions, progress: DownloadView) -> FetchedModel:
     """As ``downloads.pull``. After a signal, shows the size of the partial file and raises Interrupted."""
     from llamasup.cli.interruptible import interruptible
-    from llamasup.downloads.pull import pull as download
+    from llamasup.features.downloads.pull import pull as download
 
     try:
         return interruptible(download(ref, settings, progress))
@@ -217,7 +217,7 @@ def ensure_downloaded(name: str, view: View) -> None:
     A downloaded model is used without a request to the hub. Raises the errors of ``downloads.pull``.
     """
     from llamasup.cli.output.download_view import ProgressLines
-    from llamasup.downloads.store import downloaded
+    from llamasup.core.hub.store import downloaded
 
     if not name.startswith(("http://", "https://")) and Path(name).expanduser().exists():
         return

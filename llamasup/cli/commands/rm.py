@@ -15,13 +15,13 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json
 from llamasup.cli.output.view import View, plural
-from llamasup.downloads.hub_settings import hub_endpoint
+from llamasup.core.hub.hub_settings import hub_endpoint
+from llamasup.core.llama_server.slots.store import sweep_slots
+from llamasup.core.models.removal import Removal, refuse_loaded, remove, to_remove
+from llamasup.core.system.storage.folders import models_folder
+from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.text import memory_text
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.slots.store import sweep_slots
-from llamasup.models.removal import Removal, refuse_loaded, remove, to_remove
-from llamasup.system.storage.folders import models_folder
-from llamasup.system.storage.paths import expanded
-from llamasup.system.text import memory_text
 
 __all__ = ["commands", "rm"]
 

@@ -13,12 +13,12 @@ from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import of_kind, whole_number
-from llamasup.settings.address_kinds import Listen
-from llamasup.settings.kinds import SizeText
+from llamasup.core.settings.address_kinds import Listen
+from llamasup.core.settings.kinds import SizeText
 
 if TYPE_CHECKING:
+    from llamasup.core.supervision.events import Bus
     from llamasup.service.rpc_worker import RpcWorker
-    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -100,7 +100,7 @@ def rpc_worker(
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
     def prepare() -> Callable[[Bus], RpcWorker]:
-        from llamasup.llama_server.rpc.worker_line import WorkerOptions
+        from llamasup.core.llama_server.rpc.worker_line import WorkerOptions
         from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions, listening
 
         size = None if memory is None else SizeText(percent=False).parse(memory).bytes

@@ -18,8 +18,8 @@ from llamasup.cli.options.model import WithExtra
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
+    from llamasup.core.supervision.events import Bus
     from llamasup.service.run import Service
-    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -55,12 +55,12 @@ def run(
         listening["port"] = 0
 
     def prepare() -> Callable[[Bus], Service]:
-        from llamasup.auth.key_source import environment_keys
+        from llamasup.core.auth.key_source import environment_keys
+        from llamasup.features.systemd.notify import take_sockets
         from llamasup.service.run import RunOptions, Service
-        from llamasup.service.systemd.notify import take_sockets
 
         if batches:
-            from llamasup.settings.sections import Batches
+            from llamasup.core.settings.sections import Batches
 
             serving["batches"] = Batches(enabled=True)
         options = RunOptions(
@@ -76,8 +76,8 @@ def run(
         return partial(Service, options)
 
     def find_or_download(view: View) -> None:
-        from llamasup.downloads.reference import is_reference
-        from llamasup.models.by_name import file_of
+        from llamasup.core.hub.reference import is_reference
+        from llamasup.core.models.by_name import file_of
 
         nonlocal model, settings
         if (found := file_of(model)) != model:

@@ -18,9 +18,9 @@ from llamasup.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.foreground import OutputOptions
-    from llamasup.config import Config
+    from llamasup.core.config import Config
+    from llamasup.core.supervision.events import Bus
     from llamasup.service.serve import ServeService
-    from llamasup.supervision.events import Bus
 
 __all__ = ["commands", "serve_models", "with_overrides"]
 
@@ -79,12 +79,12 @@ def serve_models(
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
     def prepare() -> Callable[[Bus], ServeService]:
-        from llamasup.auth.key_source import environment_keys
-        from llamasup.config import Config, load
-        from llamasup.config.sources import VARIABLE, find_config
+        from llamasup.core.auth.key_source import environment_keys
+        from llamasup.core.config import Config, load
+        from llamasup.core.config.sources import VARIABLE, find_config
+        from llamasup.core.system.storage.paths import expanded, require_folders
+        from llamasup.features.systemd.notify import take_sockets
         from llamasup.service.serve import ServeService, serve_options
-        from llamasup.service.systemd.notify import take_sockets
-        from llamasup.system.storage.paths import expanded, require_folders
 
         folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
         require_folders(folders, of="--models-dir")
@@ -127,7 +127,7 @@ def with_overrides(
     """``config`` with the values of the command line. Called each time that the config is read."""
     from msgspec import structs
 
-    from llamasup.system.storage.paths import expanded
+    from llamasup.core.system.storage.paths import expanded
 
     downloads = config.downloads
     if token_file is not None:

@@ -19,14 +19,14 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
+from llamasup.core.settings.model import Settings
 from llamasup.errors import ServiceManagerFailed, UsageInvalid
-from llamasup.service.systemd.systemctl import Units
-from llamasup.service.systemd.unit_file import Unit, checked_name, name_for, own_folders, unit_text
-from llamasup.settings.model import Settings
+from llamasup.features.systemd.systemctl import Units
+from llamasup.features.systemd.unit_file import Unit, checked_name, name_for, own_folders, unit_text
 
 if TYPE_CHECKING:
-    from llamasup.config import Config
-    from llamasup.service.systemd.installation import Account
+    from llamasup.core.config import Config
+    from llamasup.features.systemd.installation import Account
 
 __all__ = ["commands"]
 
@@ -276,12 +276,12 @@ class _UnitArguments:
 
     @property
     def _account(self) -> Account:
-        from llamasup.service.systemd.installation import Account
+        from llamasup.features.systemd.installation import Account
 
         return Account(of_user=self.values["user"], run_as=self.values["run_as"])
 
     def _run_unit(self, model: str) -> Unit:
-        from llamasup.service.systemd.run_unit import ServiceRequest, unit_for
+        from llamasup.features.systemd.run_unit import ServiceRequest, unit_for
 
         options = (*o.LISTENING.options, *o.SERVING.options, *o.LOGGING.options)
         name = self.values["name"]
@@ -298,11 +298,11 @@ class _UnitArguments:
 
     def _serve_unit(self) -> Unit:
         from llamasup.cli.commands.serve import with_overrides
-        from llamasup.config import Config
-        from llamasup.config.sources import find_config
-        from llamasup.service.systemd.installation import Obstacles, plain_path
-        from llamasup.service.systemd.serve_unit import ServeRequest, serve_unit, service_environment
-        from llamasup.system.storage.paths import expanded
+        from llamasup.core.config import Config
+        from llamasup.core.config.sources import find_config
+        from llamasup.core.system.storage.paths import expanded
+        from llamasup.features.systemd.installation import Obstacles, plain_path
+        from llamasup.features.systemd.serve_unit import ServeRequest, serve_unit, service_environment
 
         obstacles, values = Obstacles(), self.values
         name = values["name"] or _SERVE_NAME
@@ -345,9 +345,9 @@ def _checked_config(
     """The config as the service will read it. Raises ConfigInvalid with every problem."""
     from msgspec import structs
 
-    from llamasup.config.issues import ConfigIssues
-    from llamasup.config.reading import read
-    from llamasup.http.address import UnixAddress
+    from llamasup.core.config.issues import ConfigIssues
+    from llamasup.core.config.reading import read
+    from llamasup.core.http.address import UnixAddress
     from llamasup.service.config_check import environment_issues
 
     def is_own(path: PurePath) -> bool:

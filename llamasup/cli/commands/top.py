@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from llamasup.cli.output.view import View
-    from llamasup.control.client import ControlClient
+    from llamasup.core.control.client import ControlClient
 
 __all__ = ["commands", "top"]
 
@@ -93,7 +93,7 @@ class _Top:
         from rich.console import Console
         from rich.live import Live
 
-        from llamasup.system.native import native
+        from llamasup.core.system.native import native
 
         console = Console()
         self._refresh()

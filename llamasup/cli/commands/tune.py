@@ -20,11 +20,11 @@ from llamasup.cli.output.view import View, while_waiting
 from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
-    from llamasup.planning.facts import Launch
-    from llamasup.planning.measured.tuned import Kept
-    from llamasup.tuning.report import SessionResult
-    from llamasup.tuning.session import Options
-    from llamasup.tuning.workload import Lengths
+    from llamasup.core.planning.facts import Launch
+    from llamasup.core.planning.measured.tuned import Kept
+    from llamasup.features.tuning.report import SessionResult
+    from llamasup.features.tuning.session import Options
+    from llamasup.features.tuning.workload import Lengths
 
 __all__ = ["commands"]
 
@@ -74,7 +74,7 @@ def tune(
     it then. Ctrl-C stops, and the next call goes on.
     """
 
-    from llamasup.models.by_name import file_of
+    from llamasup.core.models.by_name import file_of
 
     def act(view: View) -> int:
         nonlocal model
@@ -93,7 +93,7 @@ def tune(
         found = _measure(view, launch, options, picture)
         if isinstance(found, int):
             return found
-        from llamasup.tuning.report import report_as_json, report_lines
+        from llamasup.features.tuning.report import report_as_json, report_lines
 
         if json:
             profile = launch.settings.profile
@@ -115,8 +115,8 @@ def _options(
     allow_lossy: bool,
     access_log: Path | None,
 ) -> Options:
-    from llamasup.tuning.candidates import purpose_of
-    from llamasup.tuning.session import Options
+    from llamasup.features.tuning.candidates import purpose_of
+    from llamasup.features.tuning.session import Options
 
     if purpose is not None and purpose not in _PURPOSES:
         raise UsageInvalid(f"--for {purpose!r} is no purpose.", remedy=f"Use one of {', '.join(_PURPOSES)}.")
@@ -140,7 +140,7 @@ def _options(
 
 
 def _lengths(path: Path) -> tuple[Lengths, ...]:
-    from llamasup.tuning.workload import lengths_in_log
+    from llamasup.features.tuning.workload import lengths_in_log
 
     if path.exists() and not path.is_file():
         raise UsageInvalid(
@@ -164,8 +164,8 @@ def _lengths(path: Path) -> tuple[Lengths, ...]:
 def _prepared(model: str, settings: Any, options: Options) -> Launch:
     import msgspec
 
-    from llamasup.planning.facts import prepare
-    from llamasup.tuning.candidates import default_profile
+    from llamasup.core.planning.facts import prepare
+    from llamasup.features.tuning.candidates import default_profile
 
     if settings.profile is None:
         settings = msgspec.structs.replace(settings, profile=default_profile(options.purpose))
@@ -175,8 +175,8 @@ def _prepared(model: str, settings: Any, options: Options) -> Launch:
 def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | int:
     """The result, or the exit code if a signal stopped it."""
     from llamasup.cli.stop_signals import STOP_SIGNALS
-    from llamasup.tuning.picture import picture as picture_of
-    from llamasup.tuning.tune import tune as measure
+    from llamasup.features.tuning.picture import picture as picture_of
+    from llamasup.features.tuning.tune import tune as measure
 
     if picture is not None and not os.access(picture.parent, os.W_OK):
         raise OutputFailed(
@@ -215,11 +215,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _forget(view: View, model: str, *, as_json: bool) -> None:
-    from llamasup.planning.facts import read_given
-    from llamasup.planning.measured.tuned import KeptResults
-    from llamasup.planning.measured.tuned_store import load_results, save_results
-    from llamasup.system.storage.fact_cache import FileIdentity
-    from llamasup.tuning.store import only_tuning, store_search
+    from llamasup.core.planning.facts import read_given
+    from llamasup.core.planning.measured.tuned import KeptResults
+    from llamasup.core.planning.measured.tuned_store import load_results, save_results
+    from llamasup.core.system.storage.fact_cache import FileIdentity
+    from llamasup.features.tuning.store import only_tuning, store_search
 
     path, _ = read_given(model)
     identity = FileIdentity.of(path)
@@ -235,10 +235,10 @@ def _forget(view: View, model: str, *, as_json: bool) -> None:
 
 def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json: bool) -> None:
     """The kept results, and for each whether the plan uses it now."""
-    from llamasup.planning.facts import read_given
-    from llamasup.planning.measured.tuned_store import load_results
-    from llamasup.system.storage.fact_cache import FileIdentity
-    from llamasup.tuning.report import kept_as_json, kept_line
+    from llamasup.core.planning.facts import read_given
+    from llamasup.core.planning.measured.tuned_store import load_results
+    from llamasup.core.system.storage.fact_cache import FileIdentity
+    from llamasup.features.tuning.report import kept_as_json, kept_line
 
     path, _ = read_given(model)
     results = load_results(FileIdentity.of(path)).results
@@ -261,9 +261,9 @@ def _why_not_used(kept: Kept, model: str, settings: Any, runtime: str | None) ->
     """Why the plan with the profile of this result does not use it; empty if it does."""
     import msgspec
 
-    from llamasup.planning.attempts import Planner
-    from llamasup.planning.facts import prepare
-    from llamasup.planning.measured.tuned import NO_CHANGES, why_not
+    from llamasup.core.planning.attempts import Planner
+    from llamasup.core.planning.facts import prepare
+    from llamasup.core.planning.measured.tuned import NO_CHANGES, why_not
 
     of_profile = msgspec.structs.replace(settings, profile=kept.profile)
     try:

@@ -15,7 +15,7 @@ from llamasup.errors import FolderUnusable, OutputFailed
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.control.client import ControlClient
+    from llamasup.core.control.client import ControlClient
 
 __all__ = ["commands"]
 
@@ -59,8 +59,8 @@ def _file_for(address: str, socket: str | None) -> Path:
     It is beside the ``socket``, in the run folder, which llamasup removes when it stops. A llamasup on
     another machine has no such folder here.
     """
-    from llamasup.console.sign_in_file import write_sign_in_file
-    from llamasup.system.process.run_folder import private_runtime_folder
+    from llamasup.core.system.process.run_folder import private_runtime_folder
+    from llamasup.features.console.sign_in_file import write_sign_in_file
 
     try:
         folder = private_runtime_folder() if socket is None else Path(socket).parent

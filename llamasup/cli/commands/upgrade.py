@@ -14,12 +14,12 @@ from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import plural, while_waiting
 from llamasup.cli.target import TargetOptions, with_client
+from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import BuildRefused, UsageInvalid
-from llamasup.system.text import memory_text, printable
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.control.client import ControlClient
+    from llamasup.core.control.client import ControlClient
 
 __all__ = ["commands", "upgrade"]
 
@@ -133,7 +133,7 @@ _STATES = {
 
 def _state(report: Mapping[str, Any]) -> str:
     if report["state"] == "proving":
-        from llamasup.pool.upgrade.verdict import MOST_REQUESTS
+        from llamasup.features.upgrade.verdict import MOST_REQUESTS
 
         return f"testing the new build ({report['proof']['requests']} of {MOST_REQUESTS} requests)"
     return _STATES.get(str(report["state"]), str(report["state"]))

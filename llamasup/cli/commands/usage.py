@@ -54,7 +54,7 @@ def usage(
     """
 
     def act(view: View) -> None:
-        from llamasup.usage.report import csv_text, read_by
+        from llamasup.features.usage.report import csv_text, read_by
 
         if json and csv:
             raise UsageInvalid("--json and --csv exclude each other.", remedy="Leave one of them out.")
@@ -78,7 +78,7 @@ def usage(
 
 
 def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[str, Any]:
-    from llamasup.control.client import ControlClient
+    from llamasup.core.control.client import ControlClient
 
     with ControlClient(find_target(**target)) as client:
         return client.usage(by, since)
@@ -86,8 +86,8 @@ def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[s
 
 def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
     """The usage in the file, after each running llamasup has saved its last minute there."""
-    from llamasup.usage.report import read_by, read_since, report
-    from llamasup.usage.store import read_rows, today, usage_file
+    from llamasup.features.usage.report import read_by, read_since, report
+    from llamasup.features.usage.store import read_rows, today, usage_file
 
     groups = read_by(by)
     first = None if since is None else read_since(since, today())
@@ -98,8 +98,8 @@ def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
 
 def _save_running(view: View, path: Path) -> None:
     """Let each running llamasup save its sums, which its answer does first."""
-    from llamasup.control.client import ControlAddress, ControlClient
-    from llamasup.control.discovery import discover
+    from llamasup.core.control.client import ControlAddress, ControlClient
+    from llamasup.core.control.discovery import discover
 
     for running in discover().running:
         name = f"llamasup (process {running.pid})"

@@ -15,8 +15,8 @@ from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import one_of
 
 if TYPE_CHECKING:
+    from llamasup.core.supervision.events import Bus
     from llamasup.service.run import Service
-    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -68,8 +68,8 @@ def wrap(
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
     def prepare() -> Callable[[Bus], Service]:
-        from llamasup.service.systemd.notify import take_sockets
-        from llamasup.supervision.wrap.planner import parse_command
+        from llamasup.features.systemd.notify import take_sockets
+        from llamasup.features.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
         if wrapping.line.prints_and_exits:

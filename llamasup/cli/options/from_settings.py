@@ -10,9 +10,9 @@ from msgspec import structs
 
 from llamasup.cli.options.groups import Option, many, switch, value_option
 from llamasup.cli.options.parsers import of_kind, one_of, seconds, whole_number
-from llamasup.settings.declaration import Flag, Setting, settings_of
-from llamasup.settings.kinds import Boolean, Integer, IntegerOr, Kind, Many, OneOf, Time
-from llamasup.settings.model import ModelSettings, Settings
+from llamasup.core.settings.declaration import Flag, Setting, settings_of
+from llamasup.core.settings.kinds import Boolean, Integer, IntegerOr, Kind, Many, OneOf, Time
+from llamasup.core.settings.model import ModelSettings, Settings
 
 _DECLARED: Final = dict(settings_of(ModelSettings).values())
 _UNSET: Final = {field.name: field.default for field in structs.fields(Settings)}

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.cli.options.parsers import seconds, seconds_or_never, size, whole_number
-from llamasup.settings.units import Size
+from llamasup.core.settings.units import Size
 
 __all__ = [
     "Group",

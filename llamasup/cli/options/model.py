@@ -9,7 +9,7 @@ import typer
 from llamasup.cli.command_group import Command
 from llamasup.cli.options.from_settings import options_of_a_plan
 from llamasup.cli.options.groups import Group, Option, in_section, text
-from llamasup.settings.model import Settings
+from llamasup.core.settings.model import Settings
 
 OF_MODEL = "The model"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
+from llamasup.core.settings.kinds import InvalidValue, SizeText
+from llamasup.core.settings.units import Size
 from llamasup.errors import UsageInvalid
-from llamasup.settings.kinds import InvalidValue, SizeText
-from llamasup.settings.units import Size
 
 
 def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:

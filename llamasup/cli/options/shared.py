@@ -24,10 +24,10 @@ from llamasup.cli.options.groups import (
 )
 from llamasup.cli.options.model import SETTINGS
 from llamasup.cli.options.parsers import checked, of_kind, one_of
-from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
-from llamasup.settings.address_kinds import ProxyAddress
-from llamasup.settings.model import Settings
-from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
+from llamasup.core.http.address import allowed_host, allowed_media_host, allowed_origin
+from llamasup.core.settings.address_kinds import ProxyAddress
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.backoff import HALF_OPEN_S, RestartPolicy
 
 OptionValues = dict[str, Any]
 """Values by field: keyword arguments."""

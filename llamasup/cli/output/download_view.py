@@ -8,8 +8,8 @@ from typing import Any
 
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
-from llamasup.downloads.pull import Choosing
-from llamasup.system.text import json_text, memory_text, printable
+from llamasup.core.system.text import json_text, memory_text, printable
+from llamasup.features.downloads.pull import Choosing
 
 __all__ = ["DownloadView", "ProgressBar", "ProgressEvents", "ProgressLines"]
 

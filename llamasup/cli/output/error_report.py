@@ -48,7 +48,7 @@ def as_reported(view: View, error: Exception) -> LlamasupError:
         return error
     view.say("debug", "traceback", "".join(traceback.format_exception(error)))
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        from llamasup.llama_server.diagnosis import RAISE_LIMIT
+        from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
 
         return TasksExhausted(
             "llamasup cannot start another thread: the limit of processes and threads is reached.",

@@ -12,15 +12,14 @@ from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.rate_limit import RequestLineLimit, is_routine
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
-from llamasup.llama_server.rpc.find import FoundWorker
-from llamasup.models.diff import Changes
-from llamasup.observability.access_record import shown_path
-from llamasup.observability.counters import RequestRecord
-from llamasup.planning.facts import Launch
-from llamasup.planning.plan import LaunchPlan
-from llamasup.queueing.wait_estimate import progress_text
-from llamasup.service.run import Service
-from llamasup.supervision.events import (
+from llamasup.core.llama_server.rpc.find import FoundWorker
+from llamasup.core.models.diff import Changes
+from llamasup.core.observability.access_record import shown_path
+from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.planning.facts import Launch
+from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.queueing.wait_estimate import progress_text
+from llamasup.core.supervision.events import (
     ConfigRejected,
     Downloading,
     LoadFailed,
@@ -34,13 +33,14 @@ from llamasup.supervision.events import (
     StateChanged,
     Stopped,
 )
-from llamasup.supervision.load_progress import LoadProgress
-from llamasup.supervision.plan_protocol import ChildPlan
-from llamasup.supervision.states import State
-from llamasup.supervision.worker_plan import WorkerPlan
-from llamasup.supervision.wrap.command_line import redacted_program
-from llamasup.supervision.wrap.planner import Wrapping
-from llamasup.system.text import memory_text, printable
+from llamasup.core.supervision.load_progress import LoadProgress
+from llamasup.core.supervision.plan_protocol import ChildPlan
+from llamasup.core.supervision.states import State
+from llamasup.core.supervision.worker_plan import WorkerPlan
+from llamasup.core.system.text import memory_text, printable
+from llamasup.features.wrap.command_line import redacted_program
+from llamasup.features.wrap.planner import Wrapping
+from llamasup.service.run import Service
 
 if TYPE_CHECKING:
     from llamasup.service.rpc_worker import RpcWorker
@@ -374,7 +374,7 @@ class ConsoleReporter:
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
-            from llamasup.system.hardware.usage import memory_usage
+            from llamasup.core.system.hardware.usage import memory_usage
 
             usage = memory_usage(runner.pid)
             if usage is not None:

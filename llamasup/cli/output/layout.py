@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llamasup.system.text import display_width, printable
+from llamasup.core.system.text import display_width, printable
 
 # The text of a narrower column begins on the next line instead.
 _MIN_COLUMNS = 24

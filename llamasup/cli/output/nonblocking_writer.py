@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
-from llamasup.system.batch_writer import BatchWriter
-from llamasup.system.native import native
+from llamasup.core.system.batch_writer import BatchWriter
+from llamasup.core.system.native import native
 
 __all__ = ["OutputWriter"]
 

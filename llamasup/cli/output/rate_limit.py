@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from llamasup.cli.output.view import Level, View
-from llamasup.observability.counters import GAVE_WAY, RequestRecord
+from llamasup.core.observability.counters import GAVE_WAY, RequestRecord
 
 __all__ = [
     "BURST",

@@ -7,8 +7,8 @@ from typing import Any
 
 from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
-from llamasup.queueing.wait_estimate import progress_text
-from llamasup.system.text import printable
+from llamasup.core.queueing.wait_estimate import progress_text
+from llamasup.core.system.text import printable
 
 __all__ = ["SORTS", "ended_table", "requests_table", "sorted_requests"]
 

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
+from llamasup.core.system.text import json_text
 from llamasup.errors import OutputFailed
-from llamasup.system.text import json_text
 
 
 def write_result(text: str) -> None:

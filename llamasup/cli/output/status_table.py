@@ -11,9 +11,9 @@ from typing import Any
 
 from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
-from llamasup.pool.state import AWAY
-from llamasup.queueing.wait_estimate import progress_text
-from llamasup.system.text import memory_text, printable
+from llamasup.core.pool.state import AWAY
+from llamasup.core.queueing.wait_estimate import progress_text
+from llamasup.core.system.text import memory_text, printable
 
 __all__ = ["models_table", "summary"]
 

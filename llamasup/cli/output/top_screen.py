@@ -13,7 +13,7 @@ from llamasup.cli.output.layout import cut_to
 from llamasup.cli.output.request_table import SORTS, ended_table, requests_table, sorted_requests
 from llamasup.cli.output.status_table import models_table
 from llamasup.cli.output.view import duration_text, plural
-from llamasup.system.text import printable
+from llamasup.core.system.text import printable
 
 __all__ = ["Cancel", "Line", "Quit", "Row", "Screen", "log_lines", "press", "rows_of", "shown_lines"]
 

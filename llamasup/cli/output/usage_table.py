@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamasup.cli.output.layout import fitted_table
-from llamasup.system.text import printable
+from llamasup.core.system.text import printable
 
 __all__ = ["usage_table"]
 

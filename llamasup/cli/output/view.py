@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from llamasup.cli.output.layout import cut_to
 from llamasup.cli.output.nonblocking_writer import OutputWriter
-from llamasup.system.text import json_text, printable
+from llamasup.core.system.text import json_text, printable
 
 __all__ = [
     "JsonView",

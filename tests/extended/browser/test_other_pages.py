@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
-from llamasup.pool.catalog.node_listing import NodeModel, encode_listing
+from llamasup.core.pool.catalog.node_listing import NodeModel, encode_listing
 from tests.e2e.driver import llamasup, started
 from tests.extended.browser.conftest import PATIENCE_MS, Console, Serve, card, show, sign_in
 from tests.kit.paths import ROOT

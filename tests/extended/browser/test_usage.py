@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from llamasup.usage.ledger import Group, Sums
-from llamasup.usage.store import save
+from llamasup.features.usage.ledger import Group, Sums
+from llamasup.features.usage.store import save
 from tests.extended.browser.conftest import Serve, show, sign_in
 from tests.kit.patience import PATIENCE_S, eventually
 

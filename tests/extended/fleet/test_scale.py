@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
 from tests.extended.fleet.network import Network
 from tests.extended.fleet.rig import NODES, Outcome, Rig, load_of
 from tests.kit.fake_server import install

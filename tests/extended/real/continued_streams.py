@@ -15,18 +15,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llamasup.proxy.listeners.bind import bind
+from llamasup.core.proxy.listeners.bind import bind
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.states import State
 from llamasup.service.run import RunOptions, Service
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import Bus
-from llamasup.supervision.states import State
 from tests.extended.real.cycles import AT_ONCE
 from tests.kit.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from llamasup.supervision.runner import InstanceRunner
+    from llamasup.core.supervision.runner import InstanceRunner
 
 __all__ = ["QUESTION", "REQUESTS", "Outcomes", "kill_in_streams", "proof_of_start"]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.proxy.listeners.bind import bind
+from llamasup.core.proxy.listeners.bind import bind
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.states import State
 from llamasup.service.run import RunOptions, Service
-from llamasup.settings.model import Settings
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import Bus
-from llamasup.supervision.states import State
 from tests.kit.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 

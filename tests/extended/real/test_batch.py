@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
 from tests.e2e.driver import command, llamasup, run_to_end
 from tests.extended.real.batch_chaos import SLOTS, BatchUnderTest, answers_of, write_lines
 from tests.kit.patience import eventually

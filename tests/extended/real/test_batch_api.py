@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from llamasup.batch.api.objects import ENDED
+from llamasup.features.batch.api.objects import ENDED
 from tests.e2e.driver import Llamasup, started
 from tests.kit.patience import eventually
 

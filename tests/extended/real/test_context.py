@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-from llamasup.http.context_end import ContextWindow
-from llamasup.observability.counters import RequestRecord
-from llamasup.queueing.endpoint import Endpoint
-from llamasup.settings.model import Settings
-from llamasup.supervision.states import State
+from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
 N_CTX = 256

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.settings.model import Settings
-from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.states import State
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.liveness import LivenessPolicy
+from llamasup.core.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
 from tests.kit.models import write_large_decoder
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llamasup.http.requested_model import read_body
+from llamasup.core.http.requested_model import read_body
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.bodies import bodies
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
-from llamasup.proxy.live.requests import FRESH_S
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
+from llamasup.core.proxy.live.requests import FRESH_S
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.patience import eventually
 from tests.kit.ports import free_port

@@ -15,14 +15,14 @@ import pytest
 from msgspec.structs import replace
 
 import llamasup
-from llamasup.config import Config
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
-from llamasup.planning.measured.load_history_store import load, save
+from llamasup.core.config import Config
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
+from llamasup.core.planning.measured.load_history_store import load, save
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Http
 from llamasup.service import options
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Http
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process
 from tests.extended.real.slowed import LoadedTooSoon, retried, slowed

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.gguf.files import read_model
-from llamasup.llama_server.memory_log import ServerSizes, read_sizes
-from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
+from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.files import read_model
+from llamasup.core.llama_server.memory_log import ServerSizes, read_sizes
+from llamasup.core.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
 from tests.kit import models
 from tests.kit.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 

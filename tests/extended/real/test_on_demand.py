@@ -12,9 +12,9 @@ import pytest
 from msgspec import structs
 
 import llamasup
-from llamasup.config import Config
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Downloads
+from llamasup.core.config import Config
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Downloads
 from tests.kit.hub import Fault, Hub, running_hub
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder

@@ -20,18 +20,18 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.observability.counters import RequestRecord
-from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import prepare
-from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import Bus
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Instance, Policy, StartRequested, State, StopRequested
+from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.planning.attempts import Planner
+from llamasup.core.planning.facts import prepare
+from llamasup.core.pool.replicas.replica_set import ReplicaSet
+from llamasup.core.proxy import Proxy, ProxyConfig, bind
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import Instance, Policy, StartRequested, State, StopRequested
+from tests.core.proxy.test_replicas import Backend
 from tests.extended.real.test_configs import serve
 from tests.kit.patience import PATIENCE_S
-from tests.proxy.test_replicas import Backend
 
 pytestmark = pytest.mark.one_runtime
 

@@ -16,27 +16,27 @@ from typing import Any
 import psutil
 import pytest
 
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.llama_server.inspect import find_runtime, run_runtime
+from llamasup.core.llama_server.rpc import ask
+from llamasup.core.llama_server.rpc.ask import ask_workers
+from llamasup.core.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
+from llamasup.core.llama_server.rpc.in_use import USED
+from llamasup.core.llama_server.rpc.workers import TunnelFiles
+from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.measured.tuned import Changes
+from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import Bus, PublishedEvent, Ready, ServerExited, ServerWarned
+from llamasup.core.supervision.liveness import LivenessPolicy
+from llamasup.core.supervision.states import State
 from llamasup.errors import RuntimeMissing, TuningFailed, UsageInvalid
-from llamasup.http.address import TcpAddress
-from llamasup.llama_server.inspect import find_runtime, run_runtime
-from llamasup.llama_server.rpc import ask
-from llamasup.llama_server.rpc.ask import ask_workers
-from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
-from llamasup.llama_server.rpc.in_use import USED
-from llamasup.llama_server.rpc.workers import TunnelFiles
-from llamasup.planning.facts import prepare
-from llamasup.planning.measured.tuned import Changes
-from llamasup.planning.plan import LaunchPlan
+from llamasup.features.tuning import comparison
+from llamasup.features.tuning.candidates import Candidate
+from llamasup.features.tuning.comparison import Comparison
+from llamasup.features.tuning.trial import Trial, spawn_trial
+from llamasup.features.tuning.workload import STATED_MIX
 from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, ServerWarned
-from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.states import State
-from llamasup.tuning import comparison
-from llamasup.tuning.candidates import Candidate
-from llamasup.tuning.comparison import Comparison
-from llamasup.tuning.trial import Trial, spawn_trial
-from llamasup.tuning.workload import STATED_MIX
 from tests.conftest import REQUIRE_REAL
 from tests.e2e.driver import started
 from tests.e2e.service import PATIENCE_S, Serving, serving

@@ -14,14 +14,14 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.features.tracing.collector import Collector, collector, plain
+from tests.features.tracing.records import PARENT, TRACE
 from tests.kit.patience import eventually
 from tests.kit.runtimes import wrapped_runtime
-from tests.observability.tracing.collector import Collector, collector, plain
-from tests.observability.tracing.records import PARENT, TRACE
 
 LONG = 2000  # tokens
 PAUSES_S = 10.0  # of all processes on a busy machine

@@ -23,26 +23,26 @@ from llamasup.cli import stop_signals
 from llamasup.cli.commands.tune import _measure
 from llamasup.cli.output.view import View
 from llamasup.cli.stop_signals import Interrupted, StopSignals
+from llamasup.core.gguf.writer import write_gguf
+from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
+from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import ServerExited, StateChanged
+from llamasup.core.supervision.states import State
+from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.errors import TuningFailed
-from llamasup.gguf.writer import write_gguf
-from llamasup.llama_server.help_text import Capabilities
-from llamasup.planning.facts import prepare
-from llamasup.planning.measured.tuned import NO_CHANGES, Changes
-from llamasup.planning.plan import LaunchPlan
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import ServerExited, StateChanged
-from llamasup.supervision.states import State
-from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning import comparison, search, session, trial
-from llamasup.tuning.candidates import Candidate, Purpose, default_profile
-from llamasup.tuning.comparison import Comparison
-from llamasup.tuning.report import SessionResult
-from llamasup.tuning.search import begin, begin_proof
-from llamasup.tuning.sequential import FEWEST, Verdict
-from llamasup.tuning.store import saved_search
-from llamasup.tuning.trial import Trial
-from llamasup.tuning.tune import keep, tune
-from llamasup.tuning.workload import Lengths
+from llamasup.features.tuning import comparison, search, session, trial
+from llamasup.features.tuning.candidates import Candidate, Purpose, default_profile
+from llamasup.features.tuning.comparison import Comparison
+from llamasup.features.tuning.report import SessionResult
+from llamasup.features.tuning.search import begin, begin_proof
+from llamasup.features.tuning.sequential import FEWEST, Verdict
+from llamasup.features.tuning.store import saved_search
+from llamasup.features.tuning.trial import Trial
+from llamasup.features.tuning.tune import keep, tune
+from llamasup.features.tuning.workload import Lengths
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.e2e.service import serving
 from tests.kit.children import NewChildren

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import llamasup
-from llamasup.config import Config
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Memory
-from llamasup.settings.units import Size
+from llamasup.core.config import Config
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Memory
+from llamasup.core.settings.units import Size
 from tests.e2e.driver import Llamasup, run_to_end, wrapped
 from tests.e2e.driver import llamasup as running
 from tests.kit.patience import eventually

@@ -21,9 +21,9 @@ from typing import Any
 
 import httpx
 
-from llamasup.control.client import ControlAddress, ControlClient
-from llamasup.control.discovery import discover
-from llamasup.control.selection import select_running
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup
 from tests.kit.patience import eventually
 

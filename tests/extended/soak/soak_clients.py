@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamasup.proxy import Limits
+from llamasup.core.proxy import Limits
 from tests.extended.soak.soak_wire import Answer, Outcome, Wire, complete_text, outcome_of
 from tests.kit.tiny import WORDS
 

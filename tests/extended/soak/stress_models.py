@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 
 import llamasup
-from llamasup.config import Config
-from llamasup.gguf.writer import write_gguf
-from llamasup.settings.model import ModelEntry
+from llamasup.core.config import Config
+from llamasup.core.gguf.writer import write_gguf
+from llamasup.core.settings.model import ModelEntry
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]

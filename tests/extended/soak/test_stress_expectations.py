@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.config import load
+from llamasup.core.config import load
 from llamasup.errors import ConfigInvalid
 from tests.extended.soak.soak_wire import Answer
 from tests.extended.soak.stress_config import BROKEN, StressConfig, edited

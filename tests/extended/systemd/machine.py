@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from llamasup.service.systemd.systemctl import unreadable_by_others
-from llamasup.service.systemd.unit_file import is_hidden
+from llamasup.features.systemd.systemctl import unreadable_by_others
+from llamasup.features.systemd.unit_file import is_hidden
 from tests.kit.paths import ROOT
 from tests.kit.patience import PATIENCE_S
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 import psutil
 
 _NO_WINDOW, _DETACHED = 0x08000000, 0x8  # CREATE_NO_WINDOW, DETACHED_PROCESS: mypy checks it for Linux
-_CTRL_C = Path(__file__).parents[3] / "llamasup/system/native/console_stop.py"
+_CTRL_C = Path(__file__).parents[3] / "llamasup/core/system/native/console_stop.py"
 
 
 class Session:
@@ -93,7 +93,7 @@ class Session:
 
     def rights(self, path: str) -> list[list[str]]:
         """The names of this user in access control lists, and those that the list of ``path`` has."""
-        module = vars(importlib.import_module("llamasup.system.native.windows"))
+        module = vars(importlib.import_module("llamasup.core.system.native.windows"))
         user = module["_user_sid"]()
         return [
             [user, module["_in_sddl"](user)],

@@ -14,16 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llamasup.downloads.part_file import Busy, PartFile
-from llamasup.downloads.remote_file import RemoteFile
+from llamasup.core.hub.part_file import Busy, PartFile
+from llamasup.core.hub.remote_file import RemoteFile
+from llamasup.core.system.native import native
+from llamasup.core.system.pipe_reader import pipe_reader
+from llamasup.core.system.process.spawn import spawn
+from llamasup.core.system.storage.folders import Claimed, claim_file, open_private, private_folder
 from llamasup.errors import BrokenRuntime, FolderUnusable
-from llamasup.system.native import native
-from llamasup.system.pipe_reader import pipe_reader
-from llamasup.system.process.spawn import spawn
-from llamasup.system.storage.folders import Claimed, claim_file, open_private, private_folder
 
 folder = Path(sys.argv[1]) if __name__ == "__main__" else Path()
-windows: Any = importlib.import_module("llamasup.system.native.windows") if __name__ == "__main__" else None
+windows: Any = (
+    importlib.import_module("llamasup.core.system.native.windows") if __name__ == "__main__" else None
+)
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
@@ -173,7 +175,7 @@ def a_child_and_its_descendants_end_with_the_job() -> None:
 def descendants_end_with_a_supervisor_that_is_terminated() -> None:
     child = f"import subprocess, sys; print(subprocess.Popen({SLEEP!r}).pid, flush=True); input()"
     supervisor = (
-        "import os, pathlib, sys, time; from llamasup.system.process.spawn import spawn\n"
+        "import os, pathlib, sys, time; from llamasup.core.system.process.spawn import spawn\n"
         f"child = spawn([sys.executable, '-c', {child!r}], env=dict(os.environ), cwd=pathlib.Path('.'))\n"
         "print(child.pid, os.read(child.output_fd, 100).decode(), flush=True)\n"
         "time.sleep(600)"
@@ -189,7 +191,7 @@ def descendants_end_with_a_supervisor_that_is_terminated() -> None:
 
 
 def a_child_that_cannot_be_put_into_its_job_does_not_stay() -> None:
-    from llamasup.system.native.kernel_objects import JobObject
+    from llamasup.core.system.native.kernel_objects import JobObject
 
     started = []
     adopt = JobObject.adopt

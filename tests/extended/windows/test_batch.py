@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 
-from llamasup.batch.api.objects import ENDED
+from llamasup.features.batch.api.objects import ENDED
 from tests.extended.windows.wine import PATIENCE_S, Windows, eventually, windows_path
 
 EVENTS = ("--port", "0", "--events", "jsonl")

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.config import Config
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Auth, Http, Memory, Usage
-from llamasup.settings.units import Size
+from llamasup.core.config import Config
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Auth, Http, Memory, Usage
+from llamasup.core.settings.units import Size
 from tests.api.in_loop import in_loop
 from tests.kit.children import NewChildren
 from tests.kit.patience import PATIENCE_S

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 import llamasup
-from llamasup.config import Config
-from llamasup.settings.sections import Http
+from llamasup.core.config import Config
+from llamasup.core.settings.sections import Http
 from tests.kit.children import NewChildren
 from tests.kit.patience import PATIENCE_S
 

@@ -11,13 +11,13 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.interface import shown
+from llamasup.core.control.interface import shown
+from llamasup.core.models.diff import Changes
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import StateChanged
+from llamasup.core.supervision.states import State
 from llamasup.errors import Conflict, ModelUnknown, ServerFailed, Stopping
-from llamasup.models.diff import Changes
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import StateChanged
-from llamasup.supervision.states import State
-from tests.control.fake import PATIENCE_S, AsyncControlClient
+from tests.core.control.fake import PATIENCE_S, AsyncControlClient
 from tests.e2e.service import Serving, serving
 from tests.kit.fake_server import install
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from llamasup.control.interface import Fetch
-from llamasup.control.pool_target import ConfiguredTarget
+from llamasup.core.control.interface import Fetch
+from llamasup.core.control.pool_target import ConfiguredTarget
+from llamasup.core.http.address import TcpAddress
+from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.node_listing import NodeModel, read_listing
+from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.pool.model import ManagedModel
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.states import Policy, State
 from llamasup.errors import Conflict, ModelMissing, ModelUnknown
-from llamasup.http.address import TcpAddress
-from llamasup.models.diff import Changes
-from llamasup.models.spec import ModelSpec
-from llamasup.peers.membership import Peer
-from llamasup.peers.peers import Peers
-from llamasup.peers.static import StaticMembership
-from llamasup.pool.catalog.node_listing import NodeModel, read_listing
-from llamasup.pool.eviction_policy import Phase
-from llamasup.pool.model import ManagedModel
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.states import Policy, State
-from tests.peers.test_peers import PlayedNode
-from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
+from llamasup.features.peers.membership import Peer
+from llamasup.features.peers.peers import Peers
+from llamasup.features.peers.static import StaticMembership
+from tests.core.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
+from tests.features.peers.test_peers import PlayedNode
 
 # Nothing is tried again by itself while a test runs, and who waits does so all the same.
 LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.downloads import manager as module
-from llamasup.downloads.manager import Downloads, DownloadSettings
-from llamasup.downloads.progress import Progress
-from llamasup.downloads.store import FetchedModel
+from llamasup.core.hub.progress import Progress
+from llamasup.core.hub.store import FetchedModel
+from llamasup.core.system.process.run_folder import run_folder
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
-from llamasup.system.process.run_folder import run_folder
+from llamasup.features.downloads import manager as module
+from llamasup.features.downloads.manager import Downloads, DownloadSettings
 from tests.kit import models
 from tests.kit.children import NewChildren
 from tests.kit.hub import Fault, Hub, running_hub

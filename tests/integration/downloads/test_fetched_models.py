@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.downloads.progress import Listener, Progress
+from llamasup.core.hub.progress import Listener, Progress
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.status import state_of_managed
+from llamasup.core.pool.eviction_policy import Phase
 from llamasup.errors import Conflict, LlamasupError
-from llamasup.models.spec import ModelSpec
-from llamasup.pool.catalog.status import state_of_managed
-from llamasup.pool.eviction_policy import Phase
-from tests.pool.pools import async_test, file_of, pooled, spec_of, with_context
+from tests.core.pool.pools import async_test, file_of, pooled, spec_of, with_context
 
 REF = "org/far:Q4_K_M"
 

@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.llama_server.diagnosis import diagnose
-from llamasup.system.process.exit import Exit
-from llamasup.system.process.output_pump import LogPump
-from llamasup.system.process.spawn import Child, spawn
+from llamasup.core.llama_server.diagnosis import diagnose
+from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.output_pump import LogPump
+from llamasup.core.system.process.spawn import Child, spawn
 from tests.kit.fake_server import install
 from tests.kit.patience import PATIENCE_S
 

@@ -17,17 +17,17 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.models.spec import ModelSpec, Stay
+from llamasup.core.planning import attempts
+from llamasup.core.pool import driver, estimate
+from llamasup.core.pool import pool as pool_module
+from llamasup.core.pool.estimate import SizedModel
+from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import ModelUnloading, PublishedEvent, StateChanged
+from llamasup.core.supervision.states import Policy, State
 from llamasup.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError, ModelUnknown, Stopping
-from llamasup.models.spec import ModelSpec, Stay
-from llamasup.planning import attempts
-from llamasup.pool import driver, estimate
-from llamasup.pool import pool as pool_module
-from llamasup.pool.estimate import SizedModel
-from llamasup.pool.eviction_policy import Phase
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import ModelUnloading, PublishedEvent, StateChanged
-from llamasup.supervision.states import Policy, State
-from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of, pooled, server, spec_of
+from tests.core.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of, pooled, server, spec_of
 
 Specs = dict[str, ModelSpec]
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)

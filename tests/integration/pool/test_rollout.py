@@ -10,17 +10,16 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.models.spec import ModelSpec, Stay
+from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.pool.model import policy_for
+from llamasup.core.pool.model_states import ModelState
+from llamasup.core.settings.model import ModelSettings
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import StateChanged
+from llamasup.core.supervision.states import Policy, State
 from llamasup.errors import DoesNotFit, LlamasupError
-from llamasup.models.spec import ModelSpec, Stay
-from llamasup.pool.eviction_policy import Phase
-from llamasup.pool.model import policy_for
-from llamasup.pool.model_states import ModelState
-from llamasup.settings.model import ModelSettings
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import StateChanged
-from llamasup.supervision.states import Policy, State
-from tests.kit.fake_server import install
-from tests.pool.pools import (
+from tests.core.pool.pools import (
     PATIENCE_S,
     HeldSizing,
     Pooled,
@@ -31,6 +30,7 @@ from tests.pool.pools import (
     spec_of,
     with_context,
 )
+from tests.kit.fake_server import install
 
 Specs = dict[str, ModelSpec]
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)

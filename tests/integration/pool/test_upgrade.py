@@ -14,6 +14,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.llama_server.inspect import Runtime
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.estimate import Fetch
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import Policy, RestartRequested, State
 from llamasup.errors import (
     BrokenRuntime,
     BuildRefused,
@@ -23,17 +30,10 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
-from llamasup.llama_server.inspect import Runtime
-from llamasup.models.spec import ModelSpec
-from llamasup.pool.estimate import Fetch
-from llamasup.pool.upgrade import proof, verdict
-from llamasup.pool.upgrade.upgrade import Upgrade
-from llamasup.settings.model import Settings
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Policy, RestartRequested, State
+from llamasup.features.upgrade import proof, verdict
+from llamasup.features.upgrade.upgrade import Upgrade
+from tests.core.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 from tests.kit.fake_server import install
-from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 
 LONGEST_PROOF_S = 5 * PATIENCE_S  # of 300 requests, if the machine is too busy to compare the speed sooner
 

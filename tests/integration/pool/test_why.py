@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llamasup.models.spec import Stay
-from llamasup.pool.catalog.model_view import why_of
-from llamasup.pool.eviction_policy import Phase, ResidencyPolicy
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.states import Policy, State
-from tests.pool.pools import Pooled, async_test, file_of, pooled, server, spec_of
+from llamasup.core.models.spec import Stay
+from llamasup.core.pool.catalog.model_view import why_of
+from llamasup.core.pool.eviction_policy import Phase, ResidencyPolicy
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.states import Policy, State
+from tests.core.pool.pools import Pooled, async_test, file_of, pooled, server, spec_of
 
 LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.config import Config, load
+from llamasup.core.config import Config, load
+from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
+from llamasup.core.system.hardware.probe import hardware
 from llamasup.errors import ConfigInvalid, ModelInvalid
-from llamasup.pool.eviction_policy import Phase
 from llamasup.service import config_source
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
-from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
-from llamasup.system.hardware.probe import hardware
+from tests.core.pool.pools import PATIENCE_S, file_of
 from tests.kit.async_tests import async_test
 from tests.kit.fake_server import install
-from tests.pool.pools import PATIENCE_S, file_of
 
 
 @dataclass(slots=True)

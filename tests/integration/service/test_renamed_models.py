@@ -12,18 +12,16 @@ from msgspec import structs
 from msgspec.structs import replace
 
 import llamasup
-from llamasup.config import Config
-from llamasup.downloads.progress import Listener
-from llamasup.models.spec import ModelSpec, Stay
-from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.eviction_policy import Phase
-from llamasup.pool.model_states import ModelState
-from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Downloads
-from llamasup.supervision.events import StateChanged
-from tests.kit.hub import running_hub
-from tests.kit.tiny import tiny_decoder
-from tests.pool.pools import (
+from llamasup.core.config import Config
+from llamasup.core.hub.progress import Listener
+from llamasup.core.models.spec import ModelSpec, Stay
+from llamasup.core.pool.catalog.catalog import Catalog
+from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.pool.model_states import ModelState
+from llamasup.core.settings.model import ModelEntry
+from llamasup.core.settings.sections import Downloads
+from llamasup.core.supervision.events import StateChanged
+from tests.core.pool.pools import (
     PATIENCE_S,
     Pooled,
     PoolRequest,
@@ -34,6 +32,8 @@ from tests.pool.pools import (
     server,
     spec_of,
 )
+from tests.kit.hub import running_hub
+from tests.kit.tiny import tiny_decoder
 
 
 @pytest.fixture

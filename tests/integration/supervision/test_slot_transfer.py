@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.slots.policy import SavedSet
-from llamasup.llama_server.slots.store import SlotStore
-from llamasup.settings.model import Settings
-from llamasup.supervision.events import ServerExited, ServerWarned
-from llamasup.supervision.states import State, StopRequested
+from llamasup.core.llama_server.slots.policy import SavedSet
+from llamasup.core.llama_server.slots.store import SlotStore
+from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.events import ServerExited, ServerWarned
+from llamasup.core.supervision.states import State, StopRequested
 from tests.e2e.service import Serving, serving
 from tests.kit.fake_server import install
 

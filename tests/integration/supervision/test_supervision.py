@@ -15,16 +15,16 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from llamasup.llama_server import client
-from llamasup.planning.measured import load_history_store
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.core.llama_server import client
+from llamasup.core.planning.measured import load_history_store
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
+from llamasup.core.supervision.generation import Generation
+from llamasup.core.supervision.states import State, WarmupSucceeded
+from llamasup.core.system.process.spawn import spawn
+from llamasup.features.wrap.planner import parse_command
 from llamasup.service.run import Service, WrapOptions
-from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
-from llamasup.supervision.generation import Generation
-from llamasup.supervision.states import State, WarmupSucceeded
-from llamasup.supervision.wrap.planner import parse_command
-from llamasup.system.process.spawn import spawn
 from tests.e2e.service import serving
 from tests.kit.fake_server import install
 

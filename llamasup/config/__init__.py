@@ -1,6 +1,0 @@
-"""The configuration: YAML in, checked values out. What is wrong is said all at once."""
-
-from llamasup.config.config_keys import Config
-from llamasup.config.reading import load
-
-__all__ = ["Config", "load"]

@@ -1,0 +1,407 @@
+"""The control target of a pool: models, each of which can be loaded, unloaded and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llamasup.core.control.interface import (
+    ConfigAccess,
+    Fetch,
+    ServiceOwner,
+    refuse_if_stopping,
+    shown,
+    shut_down,
+)
+from llamasup.core.http.address import Address
+from llamasup.core.hub.progress import Listener
+from llamasup.core.models.diff import Changes
+from llamasup.core.observability.counters import InstanceGauges, NodeGauges
+from llamasup.core.pool.catalog.model_view import unload_in_s, why_of
+from llamasup.core.pool.catalog.status import (
+    gauges_of,
+    held_bytes_of,
+    model_status,
+    scrape,
+    state_of_managed,
+    status_of,
+    wait_before_load,
+)
+from llamasup.core.pool.driver import is_ready_or_settled
+from llamasup.core.pool.eviction_policy import ModelSnapshot, Phase
+from llamasup.core.pool.model import ManagedModel
+from llamasup.core.pool.model_states import ModelState, is_proof_under_way
+from llamasup.core.pool.pool import Pool
+from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.runner import InstanceRunner
+from llamasup.core.supervision.states import RestartRequested, StartRequested, State
+from llamasup.core.system.text import printable
+from llamasup.errors import Conflict
+
+if TYPE_CHECKING:
+    from llamasup.features.peers.peers import Peers
+    from llamasup.features.upgrade.upgrade import Upgrade
+    from llamasup.features.virtual.backend import VirtualBackend
+
+__all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
+
+
+class Models(Protocol):
+    """The models of a pool by their names: a ``Catalog`` or ``OnlyModel``."""
+
+    @property
+    def pool(self) -> Pool: ...
+    def managed_models(self) -> Iterator[ManagedModel]: ...
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """Raises ModelUnknown."""
+        ...
+
+
+class ModelFiles(Protocol):
+    """Downloads and removes models, as ``ControlTarget.pull`` and ``remove`` say."""
+
+    def pull(self, name: str) -> Fetch: ...
+    async def remove(self, managed: ManagedModel) -> Mapping[str, Any]: ...
+
+
+class PoolTarget:
+    """A ``ControlTarget`` without ``reload``."""
+
+    def __init__(
+        self,
+        owner: ServiceOwner,
+        models: Models,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+    ) -> None:
+        self._owner = owner
+        self._models = models
+        self._address = address
+        self._log_path = log_path
+        self._started_s = monotonic()
+        self.peers: Peers | None = None
+        """The other nodes, if there are any."""
+        self.virtual: VirtualBackend | None = None
+        """The virtual models of the config."""
+
+    @property
+    def bus(self) -> Bus:
+        return self._models.pool.bus
+
+    # --- state
+
+    def status(self) -> Mapping[str, Any]:
+        models = map(_status, self._models.managed_models())
+        status = status_of(self._address, monotonic() - self._started_s, models)
+        nodes = () if self.peers is None else self.peers.status()
+        return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
+
+    def gauges(self) -> Sequence[InstanceGauges]:
+        """Of the models that were loaded at least once: a thousand others would be noise."""
+        return gauges_of(self._runners())
+
+    def node_gauges(self) -> NodeGauges | None:
+        return None if self.peers is None else self.peers.gauges()
+
+    async def scrape(self) -> Mapping[str, str]:
+        return await scrape(self._runners())
+
+    def _runners(self) -> Iterator[InstanceRunner]:
+        return (runner for model in self._models.managed_models() for runner in model.runners)
+
+    async def memory(self) -> Mapping[str, Any]:
+        from llamasup.core.pool.catalog.memory import memory_of  # here, to keep the start short
+
+        return await memory_of(self._models.managed_models(), self._models.pool.options.budget)
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        return None
+
+    def held_bytes(self) -> int:
+        return sum(
+            held_bytes_of(managed) for managed in self._models.managed_models() if managed.holds_memory
+        )
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Here, to keep the start short: these read configs.
+        from llamasup.core.control.what_if import asked_settings, plan_with, spec_of_file
+        from llamasup.core.pool.catalog.memory import memory_of
+        from llamasup.core.pool.what_if import Consequences, needed_and_free
+
+        asked = asked_settings(settings)
+        managed, pool = self._known_or_at(model), self._models.pool
+        spec = spec_of_file(model) if managed is None else managed.spec
+        sized = None if managed is None or managed.is_outdated else managed.sized
+        launch = None if sized is None else sized.launch
+        if spec.stay.by_command and launch is None:
+            raise Conflict(
+                f"{spec.id!r} is a command line of its own, which llamasup does not plan.",
+                remedy="Plans need `llamasup run` or `llamasup serve`.",
+            )
+        options = pool.options
+        budget: Mapping[str, int]
+        free: Mapping[str, int]
+        if spec.stay.by_command:
+            memory = await memory_of(self._models.managed_models(), {})
+            free = budget = {device["name"]: _free_without_models(device) for device in memory["devices"]}
+        else:
+            budget, free = options.budget, pool.remaining_for(managed)
+        # In a thread: files may have to be read.
+        planned = await asyncio.to_thread(
+            plan_with, spec, launch, asked, budget, options.runtime, options.environ
+        )
+        found = Consequences()
+        if not spec.stay.by_command:
+            snapshot = ModelSnapshot(model, {}) if managed is None else managed.snapshot()
+            found = pool.consequences_of(snapshot, planned.needs)
+        problem = None
+        if planned.refused is not None:
+            problem = {"message": planned.refused.message, "remedy": planned.refused.remedy}
+        elif found.rejected:
+            problem = {"message": f"It could never be loaded: {found.rejected}.", "remedy": ""}
+        return {
+            **planned.shown,
+            "devices": needed_and_free(planned.needs, free),
+            "evicts": list(found.evicts),
+            "problem": problem,
+        }
+
+    def _known_or_at(self, model: str) -> ManagedModel | None:
+        """The model of this name, or with this file. None for a file that the pool could serve."""
+        if not Path(model).is_absolute():
+            return self._models.known(model)
+        shares_memory = True
+        for managed in self._models.managed_models():
+            if managed.spec.source == model:
+                return managed
+            shares_memory = shares_memory and not managed.spec.stay.by_command
+        return None if shares_memory else self._models.known(model)
+
+    def log_path(self, model: str) -> Path | None:
+        managed = self._models.known(model)
+        # A renamed model keeps writing to its first log file.
+        return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
+
+    def why(self, model: str) -> Mapping[str, Any]:
+        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
+            return self.virtual.why(name, self._why)
+        return self._why(model)
+
+    def _why(self, model: str) -> Mapping[str, Any]:
+        if self.peers is None:
+            return why_of(self._models.known(model), self._models.pool)
+        remote = self.peers.find(model)
+        if remote is None:
+            return why_of(self._models.known(model), self._models.pool)
+        own = why_of(self._models.known(model), self._models.pool) if remote.group.is_local else None
+        return self.peers.why(remote, own)
+
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]
+
+    # --- changes
+
+    async def load(self, model: str) -> None:
+        await self._models.pool.load(self._accept("load", model))
+
+    async def unload(self, model: str) -> None:
+        await self._models.pool.unload(self._accept("unload", model))
+
+    async def restart(self, model: str) -> None:
+        """Restart the replicas one after the other, so that one always serves. A model that is not loaded, or
+        that is being unloaded or replaced, is loaded.
+        """
+        await self._restart(self._accept("restart", model))
+
+    def pull(self, model: str) -> Fetch:
+        self._models.known(model)
+        return _nothing_to_do
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        raise Conflict(
+            "llamasup removes models only if it runs as `llamasup serve`.",
+            remedy="Use `llamasup rm` on its machine.",
+        )
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        raise _no_upgrade()
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        raise _no_upgrade()
+
+    def shutdown(self, *, now: bool = False) -> None:
+        shut_down(self._owner, now=now)
+
+    async def _restart(self, managed: ManagedModel) -> None:
+        if not can_restart_in_place(managed):
+            await self._models.pool.load(managed)
+            return
+        self._models.pool.note_restart(managed)
+        for runner in tuple(managed.runners):
+            if not can_restart_in_place(managed):
+                raise _unloaded(managed.spec.id)
+            await self._serve(runner, RestartRequested())
+
+    async def _serve(self, runner: InstanceRunner, event: RestartRequested | StartRequested) -> None:
+        """Wait until the replica serves after ``event``."""
+        await runner.submit(event)
+        after = await runner.until(is_ready_or_settled)
+        if after.state is State.FAILED:
+            raise failure_of(after)
+        if after.state is State.STOPPED:
+            refuse_if_stopping(self._owner)
+            raise _unloaded(runner.model)
+
+    def _accept(self, what: str, model: str) -> ManagedModel:
+        self._refuse_elsewhere(what, model)
+        managed = self._models.known(model, create=what == "load")
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks(what, managed.spec.id)
+        return managed
+
+    def _refuse_elsewhere(self, what: str, model: str) -> None:
+        """Raises Conflict for a virtual model, and for a model of other nodes."""
+        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
+            raise Conflict(
+                f"{name!r} is a virtual model, which has no process of its own.",
+                remedy=f"Name a model that it stands for; `llamasup why {name}` lists them.",
+            )
+        if self.peers is not None and (remote := self.peers.find(model)) and not remote.group.is_local:
+            names = " and ".join(f"{name!r}" for name in remote.group.nodes)
+            raise Conflict(
+                f"The model {model!r} is not on this node, but on {names or 'no node yet'}.",
+                remedy=f"Run `llamasup {what} {model} --url URL` with the URL of that node."
+                if what in ("load", "unload", "restart")
+                else f"Run `llamasup {what}` on the machine of that node.",
+            )
+
+
+class ConfiguredTarget(PoolTarget):
+    """``reload`` reads the configuration again; it raises ConfigInvalid. ``files`` downloads and removes."""
+
+    def __init__(
+        self,
+        owner: ServiceOwner,
+        models: Models,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+        reload: Callable[[], Awaitable[Changes]],
+        files: ModelFiles,
+    ) -> None:
+        super().__init__(owner, models, address, log_path)
+        self._reload = reload
+        self._files = files
+        self.make_config: Callable[[], ConfigAccess] | None = None
+        """Makes ``config`` at its first use."""
+        self._config: ConfigAccess | None = None
+        self.make_upgrade: Callable[[], Upgrade] | None = None
+        """Makes the owner of upgrades at its first use."""
+        self._upgrade: Upgrade | None = None
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        if self._config is None and self.make_config is not None:
+            self._config = self.make_config()
+        return self._config
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        return self._upgrades.status()
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        refuse_if_stopping(self._owner)
+        if dry_run:
+            return await self._upgrades.preview(runtime)
+        self._owner.control_asks("upgrade")
+        return await self._upgrades.upgrade(runtime)
+
+    async def follow_runtime(self, runtime: str) -> Mapping[str, Any]:
+        """Upgrade to the build that a followed path points to (``runtime.watch``)."""
+        refuse_if_stopping(self._owner)
+        return await self._upgrades.upgrade(runtime)
+
+    @property
+    def _upgrades(self) -> Upgrade:
+        if self._upgrade is None:
+            assert self.make_upgrade is not None  # the workload of ``serve`` sets it
+            self._upgrade = self.make_upgrade()
+        return self._upgrade
+
+    async def reload(self) -> Mapping[str, Any]:
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks("reload")
+        return shown(await self._reload())
+
+    def pull(self, model: str) -> Fetch:
+        self._refuse_elsewhere("pull", model)
+        refuse_if_stopping(self._owner)
+        fetch = self._files.pull(model)
+        self._owner.control_asks("pull", printable(model))
+        return fetch
+
+    async def remove(self, model: str) -> Mapping[str, Any]:
+        return await self._files.remove(self._accept("rm", model))
+
+
+def _free_without_models(device: Mapping[str, Any]) -> int:
+    """The free memory of a device (``memory``) without its models; all of it, if that is unknown."""
+    if device["free_bytes"] is None:
+        return int(device["total_bytes"])
+    return int(device["free_bytes"]) + sum(model["measured_bytes"] or 0 for model in device["models"])
+
+
+async def _nothing_to_do(_listener: Listener) -> None:
+    """The only model is here."""
+
+
+def _no_upgrade() -> Conflict:
+    return Conflict(
+        "Only `llamasup serve` changes its build of llama.cpp while it runs.",
+        remedy="Start `llamasup run` or `wrap` again with the new build.",
+    )
+
+
+def _unloaded(model: str) -> Conflict:
+    return Conflict(
+        f"{model!r} was unloaded while it restarted.",
+        remedy=f"Run `llamasup load {model}` to serve it again.",
+    )
+
+
+def can_restart_in_place(managed: ManagedModel) -> bool:
+    """Whether the model has a server, or will have one, that keeps its memory."""
+    is_replaced = managed.state is ModelState.ROLLING_OUT and not is_proof_under_way(managed.model)
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not is_replaced
+    return stays and any(not runner.instance.is_settled for runner in managed.runners)
+
+
+def _status(managed: ManagedModel) -> Mapping[str, Any]:
+    spec = managed.spec
+    problem = spec.problem or ("" if managed.error is None else managed.error.message)
+    status = model_status(
+        spec.id,
+        spec.aliases,
+        managed.runners,
+        queued=len(managed.served.queue),
+        facts=managed.facts,
+        state=None if spec.stay.by_command else state_of_managed(managed),
+        awaits=None if spec.stay.by_command else wait_before_load(managed, monotonic()),
+        until=_until(managed),
+        pinned=spec.stay.pin,
+    )
+    needs = None if managed.sized is None else dict(managed.sized.needs) or None
+    remedy = spec.remedy or ("" if managed.error is None else managed.error.remedy)
+    return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
+
+
+def _until(managed: ManagedModel) -> str | None:
+    """When the model will be unloaded if no request arrives before; None if unknown."""
+    left_s = unload_in_s(managed, monotonic())
+    if left_s is None:
+        return None
+    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat(timespec="seconds")

@@ -1,0 +1,264 @@
+"""Responses without an end: the event stream and followed logs.
+
+A stream has a bounded queue, or reads a file as fast as its client does, so a client that stops reading costs
+no more than that. Streams end with llamasup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from llamasup.core.control.interface import ControlTarget
+from llamasup.core.control.request_updates import REQUESTS_INTERVAL_S, RequestUpdates
+from llamasup.core.observability.own_log import OwnLogTail
+from llamasup.core.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
+from llamasup.core.system.process.log_tail import LogTail
+from llamasup.core.system.text import json_text
+from llamasup.errors import Conflict, LogMissing
+
+__all__ = [
+    "MAX_WAITING",
+    "Stream",
+    "Streams",
+    "TooManyStreams",
+    "event_stream",
+    "log_stream",
+    "open_log",
+]
+
+# A start has about six events: forty models that start at once, or one that crashed forty times.
+MAX_WAITING = 256
+# Each is a connection and a queue; a client that needs more forgets to close them.
+MAX_STREAMS = 64
+# Of downloads, which any key may ask for: they must leave the streams above to operators.
+MAX_PULLS = 32
+MAX_PULLS_OF_ONE = 4
+# Half of the usual idle limit of proxies and load balancers.
+KEEPALIVE_S = 15.0
+# For new lines of a followed log; one stat() each.
+POLL_S = 0.2
+
+
+class TooManyStreams(Conflict):
+    """The maximum number of streams is open."""
+
+    http_status = 429
+    cause = "too_many_streams"
+
+
+class Streams:
+    """All open streams of one kind: at most ``most``, and ``most_of_one`` of each client with a name."""
+
+    def __init__(
+        self, most: int = MAX_STREAMS, what: str = "streams of events and logs", most_of_one: int = 0
+    ) -> None:
+        self.ended = False
+        self._most = most
+        self._most_of_one = most_of_one
+        self._what = what
+        self._clients: list[str] = []  # one entry for each open stream
+        self._wakes: set[asyncio.Event] = set()
+
+    def end(self) -> None:
+        """End all streams."""
+        self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let each stream see whether it may continue."""
+        for wake in self._wakes:
+            wake.set()
+
+    def enter(self, client: str = "") -> None:
+        """Raises TooManyStreams. ``Stream`` calls ``leave``."""
+        if len(self._clients) >= self._most:
+            raise TooManyStreams(
+                f"{self._most} {self._what} are open, which is the maximum.", remedy="Close unused ones."
+            )
+        if client and self._clients.count(client) >= self._most_of_one:
+            raise TooManyStreams(
+                f"{self._most_of_one} {self._what} of this key are open, which is the maximum of one key.",
+                remedy="Close unused ones.",
+            )
+        self._clients.append(client)
+
+    def leave(self, client: str) -> None:
+        self._clients.remove(client)
+
+    @contextmanager
+    def waking(self) -> Iterator[asyncio.Event]:
+        """An event that is set when the streams end."""
+        wake = asyncio.Event()
+        self._wakes.add(wake)
+        try:
+            yield wake
+        finally:
+            self._wakes.discard(wake)
+
+
+class Stream(StreamingResponse):
+    """The response of one stream of ``streams``. ``release`` is called at its end, in a thread."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        pieces: AsyncGenerator[bytes],
+        media_type: str,
+        release: Callable[[], None] | None = None,
+        client: str = "",
+    ) -> None:
+        # No cache and no buffer (nginx) may hold it back.
+        headers = {
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+            "x-content-type-options": "nosniff",
+        }
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._streams = streams
+        self._pieces = pieces
+        self._release = release
+        self._client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["method"] == "HEAD":  # ends after the head, so the connection can be reused
+                await Response(headers=dict(self.headers))(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
+        finally:
+            self._streams.leave(self._client)
+            await self._pieces.aclose()  # now, and not at garbage collection
+            if self._release is not None:
+                await asyncio.to_thread(self._release)
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+async def event_stream(
+    control_target: ControlTarget,
+    streams: Streams,
+    requests: RequestUpdates | None = None,
+    *,
+    keepalive_s: float = KEEPALIVE_S,
+    is_open: Callable[[], bool] = lambda: True,
+) -> AsyncGenerator[bytes]:
+    """Server-sent events: the state of each model, then every event of the bus.
+
+    ``requests``: also the requests in flight, each second in which there are any. The stream ends once it is
+    not ``is_open``.
+    """
+    queue: deque[PublishedEvent] = deque()
+    missed = 0
+    now_s = asyncio.get_running_loop().time
+    sent_s = now_s()
+    with (
+        streams.waking() as wake,
+        nullcontext() if requests is None else requests.watched(wake) as watcher,
+    ):
+
+        def on_event(event: PublishedEvent) -> None:
+            nonlocal missed
+            if isinstance(event, LoadProgressed):
+                _drop_older(queue, event)
+            if missed or len(queue) >= MAX_WAITING:
+                missed += 1
+            else:
+                queue.append(event)
+            wake.set()
+
+        control_target.bus.listen(on_event)
+        try:
+            for model in control_target.status()["models"]:
+                yield _event("state", model=model["id"], state=model["state"], generation=model["generation"])
+            while True:
+                wake.clear()
+                while queue:
+                    sent_s = now_s()
+                    yield _frame(as_json(queue.popleft()))
+                if missed:
+                    # The client connects again, as a stream with missing events is useless.
+                    yield _event("missed", count=missed)
+                    return
+                if streams.ended:
+                    yield _frame(as_json(Stopped()))
+                    return
+                if not is_open():
+                    return
+                if watcher is not None and (frame := await watcher.next()) is not None:
+                    sent_s = now_s()
+                    yield frame
+                try:
+                    async with asyncio.timeout(
+                        keepalive_s if watcher is None else min(keepalive_s, REQUESTS_INTERVAL_S)
+                    ):
+                        await wake.wait()
+                except TimeoutError:
+                    if now_s() - sent_s >= keepalive_s:
+                        sent_s = now_s()
+                        yield b": keepalive\n\n"
+        finally:
+            control_target.bus.unsubscribe(on_event)
+
+
+def _drop_older(queue: deque[PublishedEvent], progress: LoadProgressed) -> None:
+    """A slow client gets only the newest progress of a model. It would otherwise miss other events."""
+    for event in queue:
+        if isinstance(event, LoadProgressed) and event.model == progress.model:
+            queue.remove(event)
+            return
+
+
+def _event(event: str, **fields: Any) -> bytes:
+    return _frame({"event": event, "protocol": PROTOCOL, **fields})
+
+
+def _frame(shown: Any) -> bytes:
+    return f"data: {json_text(shown)}\n\n".encode()
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
+    """Raises LogMissing."""
+    if path is None:
+        raise LogMissing(
+            f"The output of {model}'s llama-server is not kept.",
+            remedy="The state folder cannot be used: see the warning at the start of llamasup.",
+        )
+    try:
+        return await asyncio.to_thread(LogTail, path, lines)
+    except FileNotFoundError:
+        raise LogMissing(f"{model} has no log yet.", remedy="Its first start creates it.") from None
+    except OSError as error:
+        raise LogMissing(f"The log of {model} cannot be read: {error.strerror or error}.") from error
+
+
+async def log_stream(
+    log: LogTail | OwnLogTail, streams: Streams, *, follow: bool, is_open: Callable[[], bool] = lambda: True
+) -> AsyncGenerator[bytes]:
+    """The unchanged bytes of the lines; with ``follow`` also of the lines to come."""
+    with streams.waking() as wake:
+        while True:
+            wake.clear()
+            is_last = (
+                not follow or streams.ended or not is_open()
+            )  # checked before reading, to send all lines before the end
+            # In a thread: the disk may be slow.
+            if chunk := await asyncio.to_thread(log.read):
+                yield chunk
+            elif is_last:
+                return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await wake.wait()

@@ -1,0 +1,99 @@
+"""Decides which headers of a server's response reach the client, and what a browser may make of its body.
+
+A response comes from a llama-server or from another node. Where responses are data (``HeadRules.data_only``),
+no browser shows one as a page or runs it, because other pages have the same address (docs/security.md). The
+proxy calls this once for each new head of a server, not for each response.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from llamasup.core.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
+
+# llamasup decides framing and persistence, and names the request.
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"transfer-encoding",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+
+# Others act on the whole address (Set-Cookie, Clear-Site-Data, Service-Worker-Allowed, Alt-Svc, CORS), or
+# make a browser load something (Link, Refresh).
+_FORWARDED: Final = frozenset(
+    b"""
+    accept-ranges age allow cache-control content-disposition content-encoding content-language content-range
+    content-type date etag expires last-modified retry-after server server-timing vary www-authenticate
+    x-accel-buffering x-llamasup-repaired
+    """.split()
+)
+# A page of llama-server needs these; Location leads to its own paths (--api-prefix).
+_OF_PAGES: Final = frozenset(
+    b"""
+    content-security-policy cross-origin-embedder-policy cross-origin-opener-policy
+    cross-origin-resource-policy location permissions-policy referrer-policy x-content-type-options
+    x-frame-options
+    """.split()
+)
+
+# A browser takes the last type of a list.
+_is_data = re.compile(
+    rb"(?:application/(?:[a-z0-9.-]+\+)?json|application/(?:x-ndjson|jsonl|octet-stream)"
+    rb"|text/(?:event-stream|plain)|audio/[a-z0-9.+-]+)[ \t]*(?:;[^,]*)?",
+    re.IGNORECASE,
+).fullmatch
+_UNKNOWN_DATA: Final = b"application/octet-stream"
+_AS_DATA: Final = (
+    b"Content-Security-Policy: sandbox; default-src 'none'\r\nX-Content-Type-Options: nosniff\r\n"
+)
+
+_READ_BY_SCRIPTS: Final = frozenset({b"", b"empty", b"audio", b"image", b"track", b"video"})
+_SERVICE_WORKER: Final = b"serviceworker"
+
+
+def is_shown_or_run(fetch_dest: bytes, rules: HeadRules) -> bool:
+    """Whether a browser would show the answer as a page, or run it, which these rules do not allow.
+
+    A service worker of llama-server's pages would also answer the requests for the console.
+    """
+    return fetch_dest not in _READ_BY_SCRIPTS and (rules.data_only or fetch_dest == _SERVICE_WORKER)
+
+
+def _is_forwarded(name: bytes, rules: HeadRules) -> bool:
+    return rules.transparent or name in _FORWARDED or (name in _OF_PAGES and not rules.data_only)
+
+
+def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
+    """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
+    lines: list[bytes] = []
+    streams_events = False
+    as_data = not rules.transparent
+    nominated = {
+        token.strip(b" \t")
+        for name, value in headers
+        if name.lower() == b"connection"
+        for token in value.lower().split(b",")
+    }
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _HOP_BY_HOP or lower in nominated or not _is_forwarded(lower, rules):
+            continue
+        if lower == b"content-type":
+            streams_events = streams_events or value.startswith(b"text/event-stream")
+            if not rules.transparent and not _is_data(value):
+                as_data = rules.data_only
+                value = _UNKNOWN_DATA if as_data else value
+        lines.append(name + b": " + value + b"\r\n")
+    if as_data:
+        lines.append(_AS_DATA)
+    return b"".join(lines), streams_events

@@ -1,0 +1,132 @@
+"""Finds a downloaded model in the models folder by its reference, without a request to a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.core.hub.choose import Choice, RepoFile, choose
+from llamasup.core.hub.part_file import add_names, origin_of_file
+from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, local_path, names_of, split_urls
+from llamasup.errors import LlamasupError, UsageInvalid
+
+__all__ = ["FetchedModel", "downloaded", "record_names"]
+
+_MAX_FILES = 10_000  # of one repository
+_MAX_DEPTH = 6
+_MAIN = "main"
+
+
+class FetchedModel(Struct, frozen=True):
+    """Absolute paths. ``path`` is the file to load: the first of the ``parts``."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    mmproj: Path | None = None
+
+
+def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:
+    """The model of ``ref`` in the models ``folder``; None if it is missing or incomplete.
+
+    A reference without a quantization matches any that is there, and of several the one that would be
+    downloaded; likewise the revision and the query of a URL. A quantization, revision or query that is given
+    must match exactly. Raises UsageInvalid if several models match.
+    """
+    found = _from_repo(ref, folder) if isinstance(ref, RepoRef) else _from_url(ref, folder)
+    if found is None or ref.sha256 is None:
+        return found
+    origin = origin_of_file(found.path)
+    return found if len(found.parts) == 1 and origin is not None and origin.sha256 == ref.sha256 else None
+
+
+def record_names(ref: Ref, model: FetchedModel, folder: Path) -> None:
+    """Record that ``ref`` refers to ``model``, so that ``downloaded`` finds it without the hub.
+
+    Raises the errors of ``add_names``.
+    """
+    with contextlib.suppress(UsageInvalid):
+        found = downloaded(ref, folder)
+        if found is not None and found.path == model.path:
+            return
+    add_names(model.path, names_of(ref))
+
+
+def _from_repo(ref: RepoRef, folder: Path) -> FetchedModel | None:
+    top = folder / ref.repo
+    files = list(_files(top))
+    ambiguous: UsageInvalid | None = None
+    if ref.revision == _MAIN:
+        try:
+            return _fetched(top, choose(ref, files, exact=True))
+        except UsageInvalid as error:
+            ambiguous = error
+        except LlamasupError:
+            pass
+    (name,) = names_of(ref)
+    known = {file.path: origin_of_file(top / file.path) for file in files}
+    named = [(origin.mtime_ns, path) for path, origin in known.items() if origin and name in origin.names]
+    if named:  # the latest one, if the repository has changed
+        _, path = max(named)
+        with contextlib.suppress(LlamasupError):
+            return _fetched(top, choose(replace(ref, file=path, quant=None), files, exact=True))
+    if ambiguous is not None:
+        raise ambiguous
+    return None
+
+
+def _from_url(ref: UrlRef, folder: Path) -> FetchedModel | None:
+    paths = paths_of_url(ref, folder)
+    if not all(map(is_file, paths)):
+        return None
+    model = FetchedModel(paths[0], paths)
+    origin = origin_of_file(model.path)
+    name = names_of(ref)[-1]
+    if origin is None:  # not downloaded by llamasup: only its path is known
+        return None if "?" in name else model
+    return model if name in (*origin.names, origin.url) else None
+
+
+def paths_of_url(ref: UrlRef, folder: Path) -> tuple[Path, ...]:
+    return tuple(folder / local_path(ref, unquote(urlsplit(url).path)) for url in split_urls(ref.url))
+
+
+def _fetched(top: Path, choice: Choice) -> FetchedModel:
+    parts = tuple(top / part.path for part in choice.parts)
+    return FetchedModel(parts[0], parts, top / choice.projector.path if choice.projector else None)
+
+
+def _files(top: Path) -> Iterator[RepoFile]:
+    """The GGUF files below ``top``, as a list of the repository."""
+    waiting = [(top, "", 0)]
+    seen = 0
+    while waiting:
+        folder, prefix, depth = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            seen += 1
+            if seen > _MAX_FILES or entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if depth < _MAX_DEPTH:
+                    waiting.append((folder / entry.name, f"{prefix}{entry.name}/", depth + 1))
+            elif entry.name.lower().endswith(".gguf"):
+                # Circular links, unreadable targets and deleted files are skipped.
+                with contextlib.suppress(OSError):
+                    if entry.is_file():
+                        yield RepoFile(prefix + entry.name, entry.stat().st_size)
+
+
+def is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False

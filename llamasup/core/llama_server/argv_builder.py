@@ -1,0 +1,273 @@
+"""llama-server's command line in one build's spelling: the flags of the plan and of the user, with reasons.
+
+A flag that the build does not know is left out with a reason, or rejected if the user gave it, because
+llama-server ends at once with an unknown flag (b11434: ``error: invalid argument``). Paths after ``--`` are
+made absolute, because the child runs in another folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from llamasup.core.llama_server.help_text import Capabilities, Option
+from llamasup.core.llama_server.user_options import ParsedOptions, parse_options
+from llamasup.core.system.text import joined_row, split_row
+from llamasup.errors import UsageInvalid
+
+__all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
+
+
+class Reason(Struct, frozen=True):
+    """Why a flag is on the command line, or (``passed`` false) why it is not."""
+
+    flag: str
+    value: str | None
+    reason: str
+    passed: bool = True
+
+
+ExtraArgs = ParsedOptions
+"""The user's own llama-server arguments, after ``--`` or ``extra`` in a config."""
+
+
+BY_USER = "given by the user after --"
+"""The reason of a flag of the user."""
+
+
+class CommandLine:
+    """Collects the flags of one plan, each with its reason. Owned by one call of ``plan``."""
+
+    def __init__(
+        self,
+        command: Iterable[str],
+        capabilities: Capabilities,
+        extra_args: ExtraArgs,
+        *,
+        only_asked: bool = False,
+        measured: ExtraArgs = ExtraArgs(),  # noqa: B008 - a frozen value
+        why_measured: str = "",
+    ) -> None:
+        """``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``:
+        flags that replace the plan's own, for the reason ``why_measured``; the user's own flags win.
+        """
+        self._argv = list(command)
+        self._reasons: list[Reason] = []
+        self._capabilities = capabilities
+        self._extra = extra_args
+        self._measured = measured
+        self._why_measured = why_measured
+        self._only_requested = only_asked
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return tuple(self._argv)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        return tuple(self._reasons)
+
+    def give(
+        self,
+        spellings: str | tuple[str, ...],
+        value: object,
+        reason: str,
+        *,
+        asked: str | None = None,
+        otherwise: str = "",
+        essential: bool = False,
+    ) -> bool:
+        """Pass a flag in the first of these spellings that the build knows; ``value`` None for a switch.
+
+        ``asked``: the user's own setting that needs the flag, and is an error in a build without it.
+        ``otherwise``: the effect in a build without the flag. ``essential``: a setting of the user does not
+        work without it. Returns whether the flag is passed.
+        """
+        names = (spellings,) if isinstance(spellings, str) else spellings
+        text = None if value is None else str(value)
+        known = self._capabilities.knows(*names)
+        if known is None:
+            if asked is not None:
+                raise unknown_flag(self._capabilities, names[0], asked)
+            self.leave_out(names[0], otherwise or "this build does not have it", value=text)
+            return False
+        if self._extra.has(known):
+            self.leave_out(known, "", value=text)
+            return False
+        if self._measured.has(known):
+            return False  # append_extra passes the measured value
+        if self._only_requested and asked is None and not essential:
+            self.leave_out(known, "the profile plain passes only what is needed or requested", value=text)
+            return False
+        self._argv += [known] if text is None else [known, text]
+        self._reasons.append(Reason(known, text, reason))
+        return True
+
+    def leave_out(self, flag: str, reason: str, *, value: str | None = None) -> None:
+        """Record why a flag is not passed."""
+        if self._measured.has(flag):
+            return  # it is passed with its measured value
+        if self._extra.has(flag):
+            reason = "set by the user after --"
+        self._reasons.append(Reason(flag, value, f"left out: {reason}", passed=False))
+
+    def append_extra(self) -> None:
+        """Append the measured flags, and the user's own arguments, unchanged: of repeated flags llama-server
+        uses the last.
+        """
+        for given in self._measured.options:
+            self._argv += given.words
+            value = " ".join(given.values) if given.values else None
+            self._reasons.append(Reason(given.words[0], value, self._why_measured))
+        for given in self._extra.options:
+            self._argv += given.words
+            value = " ".join(given.values) if given.values else None
+            self._reasons.append(Reason(given.words[0], value, BY_USER))
+
+
+def asked_with(option: str, setting: object) -> str | None:
+    """For ``give``: llamasup's own option, if the user set it."""
+    return None if setting is None else option
+
+
+def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInvalid:
+    """The error for a setting of the user that the build does not support."""
+    option = capabilities.find(flag)
+    is_removed = option is not None and option.removed
+    nearest = capabilities.nearest(flag)
+    version = f" ({capabilities.version})" if capabilities.version else ""
+    lacks = "no longer has" if is_removed else "has no"
+    what = f"this {capabilities.program}{version} {lacks} {flag}"
+    if flag != asked:
+        what = f"{asked} is not supported: {what}"
+    if nearest is not None:
+        remedy = f"the closest option that it has is {nearest}"
+    else:
+        remedy = f"leave {asked} out, or use another build with --runtime"
+    return UsageInvalid(what, remedy=remedy)
+
+
+# --- the user's own arguments --------------------------------------------------------------------
+
+_TOOLS = frozenset({"--tools", "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"})
+_OF_TOOLS = ("--tools-", "--mcp-")  # --tools-runtime, --mcp-servers-config, --mcp-servers-json (b11434)
+_RESERVED: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"--host", "--port", "--reuse-port"}),
+        "use llamasup's --host and --port, where clients connect",
+    ),
+    (frozenset({"--api-key", "--api-key-file"}), "use llamasup's --api-key-file or $LLAMASUP_API_KEY"),
+    (
+        frozenset({"-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"})
+        | {"-hft", "--hf-token", "-dr", "--docker-repo"},
+        "name the model as llamasup's MODEL argument",
+    ),
+    (frozenset({"-a", "--alias"}), "use llamasup's --alias: clients ask for the model by it"),
+    (
+        frozenset({"--ssl-key-file", "--ssl-cert-file"}),
+        "llamasup talks to llama-server over a private socket; put a TLS proxy in front of llamasup",
+    ),
+    (
+        frozenset({"--api-prefix"}),
+        "llamasup serves llama-server's own paths; set a prefix in front of llamasup",
+    ),
+    (
+        frozenset({"--models-dir", "--models-preset", "--models-max", "--models-autoload"}),
+        "llamasup runs one model per llama-server; for several models, use llamasup serve",
+    ),
+    (
+        frozenset({"-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list"})
+        | {"--completion-bash"},
+        "it makes llama-server print and exit: run llama-server itself with it",
+    ),
+    (_TOOLS, "it lets models start programs and reach every address; only `llamasup wrap` passes it on"),
+)
+
+
+def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ExtraArgs:
+    """Parse the user's llama-server arguments. Raises UsageInvalid for what cannot work."""
+    parsed = parse_options(extra, capabilities)
+    for number, given in enumerate(parsed):
+        word = given.words[0]
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            after = f" after {parsed[number - 1].words[0]}" if number else ""
+            raise UsageInvalid(
+                f"{word!r}{after} is not an option of llama-server", remedy="options start with -"
+            )
+        option = capabilities.find(name)
+        _refuse_reserved(name, option)
+        if option is None or option.removed:
+            raise _refusal(capabilities, name, option)
+        if equals:
+            raise UsageInvalid(f"llama-server does not accept {word!r}", remedy=f"write {name} {value}")
+        if given.option is None:
+            raise UsageInvalid(f"{word} needs a value ({option.argument})", remedy="add it after the flag")
+    return ExtraArgs(parsed)
+
+
+def _refuse_reserved(name: str, option: Option | None) -> None:
+    spelling = name.replace("_", "-")
+    spellings = {spelling, *(option.spellings if option else ())}
+    if spelling.startswith(_OF_TOOLS):
+        spellings |= _TOOLS
+    is_off = option is not None and spelling in option.negations
+    for reserved, instead in _RESERVED:
+        if spellings & reserved and not (is_off and reserved is _TOOLS):
+            raise UsageInvalid(f"{name} is not allowed after --", remedy=instead)
+    # "--fim-qwen-7b-default" and similar options name a model, and a port of their own.
+    if option is not None and "can download weights" in option.description:
+        raise UsageInvalid(
+            f"{name} makes llama-server download a model",
+            remedy="name the model as llamasup's MODEL argument",
+        )
+
+
+def _refusal(capabilities: Capabilities, name: str, option: Option | None) -> UsageInvalid:
+    error = unknown_flag(capabilities, name, name)
+    if option is not None and option.removed_hint:
+        return UsageInvalid(error.message, remedy=f"use {option.removed_hint}")
+    if option is None and capabilities.nearest(name) is None:
+        return UsageInvalid(
+            error.message, remedy=f"{error.remedy}; if {name} is an option of llamasup, put it before --"
+        )
+    return error
+
+
+# The placeholders of llama-server's help: FNAME, FILE, PATH, DIR, FNAME:SCALE,..., JINJA_TEMPLATE_FILE.
+_IS_PATH = re.compile(r"(?<![A-Z])(?:FNAME|FILE|PATH|DIR)(?![A-Z])")
+_SCALE = re.compile(r":[-+]?[\d.]+$")
+
+
+def with_absolute_paths(
+    capabilities: Capabilities, extra: tuple[str, ...], resolve: Callable[[str], str]
+) -> tuple[str, ...]:
+    """The user's llama-server arguments with ``resolve`` applied to every path in them.
+
+    A missing path is no error here: llama-server reports it. Raises UsageInvalid as ``read_extra`` does.
+    """
+    words: list[str] = []
+    for given in read_extra(capabilities, extra).options:
+        assert given.option is not None
+        words.append(given.words[0])
+        for value, placeholder in zip(given.values, given.option.argument_words, strict=True):
+            is_path = _IS_PATH.search(placeholder) is not None
+            words.append(_resolve_value(value, placeholder, given.option, resolve) if is_path else value)
+    return tuple(words)
+
+
+def _resolve_value(value: str, placeholder: str, option: Option, resolve: Callable[[str], str]) -> str:
+    several = placeholder.endswith(",...") or "comma-separated" in option.description
+    parts = split_row(value)
+    if not several:  # such a build has no quotes either
+        return resolve(parts[0] if len(parts) == 1 else value) if value else value
+    scaled = ":SCALE" in placeholder
+    return joined_row(_resolve_scaled(part, resolve, scaled=scaled) for part in parts)
+
+
+def _resolve_scaled(path: str, resolve: Callable[[str], str], *, scaled: bool) -> str:
+    scale = _SCALE.search(path) if scaled else None
+    name, rest = (path[: scale.start()], scale[0]) if scale else (path, "")
+    return resolve(name) + rest if name else path

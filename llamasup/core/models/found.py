@@ -1,0 +1,160 @@
+"""Derives the ids of a found file from its path: from its own name, or from the repository of its download.
+    models_dir/…/NAME.gguf                              NAME
+    models_dir/ORG/REPO/…/NAME.gguf                     NAME, and ORG/REPO:QUANT
+    …/models--ORG--REPO/snapshots/REVISION/…/NAME.gguf  ORG/REPO:QUANT (the hub's cache; llama.cpp's today)
+    llama.cpp's cache/ORG_REPO_NAME.gguf                ORG/REPO:QUANT, with a manifest=ORG=REPO=TAG.json
+
+Two files of a repository with the same quantization, or without one in the name, get ``ORG/REPO:NAME.gguf``,
+as for downloads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from msgspec import Struct
+
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.hub.choose import quant_tag
+from llamasup.core.models.names import file_id
+from llamasup.core.settings.names import why_not_a_name
+from llamasup.errors import LlamasupError
+
+_SNAPSHOT = re.compile(
+    r"(?P<repository>(?:.*/)?models--(?P<repo>[^/]+))/snapshots/(?P<revision>[^/]+)/(?P<file>.+)", re.DOTALL
+)
+_MANIFEST = re.compile(r"manifest=(?P<org>[^=/]+)=(?P<repo>[^=/]+)=[^/]*\.json")
+
+
+class HubFile(Struct, frozen=True):
+    """A path in the hub's cache; ``folder`` is the repository's, relative if the path was."""
+
+    folder: str
+    repo: str
+    revision: str
+    file: str
+
+
+def parse_hub_path(path: str) -> HubFile | None:
+    """None for a path outside of a hub's cache."""
+    found = _SNAPSHOT.fullmatch(path)
+    if found is None:
+        return None
+    return HubFile(found["repository"], found["repo"].replace("--", "/", 1), found["revision"], found["file"])
+
+
+def current_files(
+    paths: Iterable[str], revisions: Mapping[str, Sequence[str]], broken: Container[str] = ()
+) -> list[str]:
+    """The paths without files of the hub's cache that a newer revision replaces.
+
+    ``revisions``: folder of a repository → its revisions, the current one first. A file that is missing or
+    ``broken`` in one revision is taken from the next that has it.
+    """
+    kept, of_hub = [], list[tuple[bool, int, str, HubFile]]()
+    for path in paths:
+        if (where := parse_hub_path(path)) is None:
+            kept.append(path)
+        else:
+            of_hub.append((path in broken, revisions[where.folder].index(where.revision), path, where))
+    chosen: dict[tuple[str, ...], str] = {}
+    for _, _, path, where in sorted(of_hub, key=lambda entry: entry[:3]):
+        # The quantization identifies a file that was renamed or split.
+        tag = quant_tag(where.file) if _is_model(where.file) else ""
+        keys = [
+            (where.folder, "file", where.file),
+            *([(where.folder, "tag", tag)] if tag else []),
+        ]
+        if all(chosen.setdefault(key, where.revision) == where.revision for key in keys):
+            kept.append(path)
+    return kept
+
+
+def manifest_repo(name: str) -> str | None:
+    """The repository of a manifest in llama.cpp's older cache."""
+    found = _MANIFEST.fullmatch(name)
+    return None if found is None else f"{found['org']}/{found['repo']}"
+
+
+def ids_of(
+    paths: Sequence[str], repositories: Iterable[str] = (), broken: Container[str] = ()
+) -> Mapping[str, tuple[str, ...]]:
+    """Path → its ids, the main one first; empty if no part of its name is valid in an id.
+
+    ``paths`` are relative to the searched folder. ``repositories``: those of manifests in llama.cpp's older
+    cache. ``broken`` paths do not change the ids of valid ones.
+    """
+    prefixes = {repository.replace("/", "_") + "_": repository for repository in repositories}
+    locations = {path: _repo_file(path, prefixes) for path in paths}
+    tags = {
+        path: (where.repo, quant_tag(where.file))
+        for path, where in locations.items()
+        if where and _is_model(where.file)
+    }
+    everywhere = Counter(tags.values())
+    sound = Counter(tag for path, tag in tags.items() if path not in broken)
+    return {
+        path: tuple(_ids(path, locations[path], everywhere if path in broken else sound)) for path in paths
+    }
+
+
+def _ids(path: str, where: _RepoFile | None, tags: Mapping[tuple[str, str], int]) -> Iterable[str]:
+    own = file_id(path)
+    if where is None:
+        return [own] if own else []
+    tag = quant_tag(where.file)
+    hub_id = f"{where.repo}:{tag if tag and tags[where.repo, tag] < 2 else where.file}"
+    names = [hub_id] if where.certain else [own, hub_id]
+    return [name for name in names if not why_not_a_name(name)] or ([own] if own else [])
+
+
+def qualified_id(path: str) -> str:
+    """``FOLDER/NAME`` of a file in a subfolder; empty for another file."""
+    parts = PurePosixPath(path).parts
+    own = file_id(path)
+    qualified = f"{parts[0]}/{own}"
+    return qualified if len(parts) == 2 and own and not why_not_a_name(qualified) else ""
+
+
+class _RepoFile(Struct, frozen=True):
+    """``certain``: from the layout of a cache; else the folders only look like a repository."""
+
+    repo: str
+    file: str
+    certain: bool
+
+
+def _repo_file(path: str, prefixes: Mapping[str, str]) -> _RepoFile | None:
+    if (hub := parse_hub_path(path)) is not None:
+        return _RepoFile(hub.repo, hub.file, certain=True)
+    folders = PurePosixPath(path).parts
+    if len(folders) == 1:
+        # The longest one: the name of one repository may begin with another's.
+        prefix = max((entry for entry in prefixes if path.startswith(entry)), key=len, default="")
+        return _RepoFile(prefixes[prefix], path.removeprefix(prefix), certain=True) if prefix else None
+    if len(folders) == 2:
+        return None
+    return _RepoFile("/".join(folders[:2]), "/".join(folders[2:]), certain=False)
+
+
+def _is_model(file: str) -> bool:
+    return "mmproj" not in PurePosixPath(file).name.lower()
+
+
+FileState = tuple[str, int, int]
+"""Real path, size in bytes, modification time in ns."""
+
+
+class FoundModel(Struct, frozen=True):
+    """One model, or its error; ``path`` is the first file of a split set. ``ids``: the main id first.
+    ``qualified``: its id if other files share its only name.
+    """
+
+    path: str
+    outcome: ModelFacts | LlamasupError
+    files: tuple[FileState, ...] = ()
+    ids: tuple[str, ...] = ()
+    qualified: str = ""

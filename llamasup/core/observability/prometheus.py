@@ -1,0 +1,279 @@
+"""The text of /metrics: llamasup's metrics, and those of each llama-server with a ``model`` label.
+
+The Prometheus library formats the numbers of ``counters.py`` for each scrape. The format is Prometheus text
+(0.0.4), whatever ``Accept`` says: OpenMetrics requires counters to end in ``_total``, and not all of
+llama-server's do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from llamasup._version import __version__
+from llamasup.core.observability.counters import Histogram, InstanceGauges, Metrics, ModelMetrics, NodeGauges
+from llamasup.core.supervision.states import State
+
+__all__ = ["CONTENT_TYPE", "exposition", "own_families"]
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_COMMENT = re.compile(r"# (?:HELP|TYPE) (?P<name>[^ ]+)")
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? +(?P<value>[^ ].*)")
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
+    (
+        "llamasup_request_seconds",
+        "Time from the last byte of the request to the last byte of the answer.",
+        attrgetter("request_s"),
+    ),
+    (
+        "llamasup_first_byte_seconds",
+        "Time from the last byte of the request to the first byte of the answer.",
+        attrgetter("first_byte_s"),
+    ),
+    (
+        "llamasup_queue_seconds",
+        "Time from the last byte of the request until llamasup sends it to llama-server.",
+        attrgetter("queue_s"),
+    ),
+    (
+        "llamasup_tokens_per_second",
+        "Generation speed of an answer, as reported by llama-server.",
+        attrgetter("speed"),
+    ),
+    (
+        "llamasup_load_seconds",
+        "Time from the start of llama-server until it is ready.",
+        attrgetter("load_s"),
+    ),
+)
+
+_Key = TypeVar("_Key", bound=tuple[str, ...])
+
+
+def exposition(
+    metrics: Metrics,
+    instances: Sequence[InstanceGauges],
+    scraped: Mapping[str, str],
+    nodes: NodeGauges | None = None,
+) -> bytes:
+    """Prometheus text. ``scraped``: llama-server's text by model. ``nodes``: other nodes, if any."""
+    registry = CollectorRegistry()
+    registry.register(_OwnMetrics(metrics, instances, nodes))
+    ProcessCollector(registry=registry)  # of llamasup itself: shows leaks of memory or descriptors
+    return generate_latest(registry) + merged(scraped)
+
+
+def own_families() -> list[Metric]:
+    """All families of llamasup without values, for the documentation."""
+    metrics = Metrics()
+    metrics.lines_dropped = metrics.traces_dropped = int
+    return list(_OwnMetrics(metrics, [], NodeGauges()).collect())
+
+
+class _OwnMetrics(Collector):
+    def __init__(
+        self, metrics: Metrics, instances: Sequence[InstanceGauges], nodes: NodeGauges | None
+    ) -> None:
+        self._metrics = metrics
+        self._instances = instances
+        self._nodes = nodes
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, models = self._metrics, self._metrics.models
+        yield _counter(
+            "llamasup_requests",
+            "Finished requests. Code 499: the client disconnected. Route `other`: unknown to llamasup. "
+            "The model is empty if the request was not for a model.",
+            ("model", "route", "code"),
+            {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
+        )
+        for name, text, pick in _HISTOGRAMS:
+            yield _histogram(name, text, {(model,): pick(own) for model, own in models.items()}, ("model",))
+        yield _counter(
+            "llamasup_tokens",
+            "Processed tokens. `prompt` includes `cached`: prompt tokens that were already in the cache.",
+            ("model", "kind"),
+            {(model, kind): n for model, own in models.items() for kind, n in own.tokens.items()},
+        )
+        yield _counter(
+            "llamasup_context_ends",
+            "Requests that did not fit into the context. `exceeded`: the prompt was too long. `cut`: the "
+            "answer ended at the limit. `shifted`: the oldest tokens were dropped.",
+            ("model", "kind"),
+            {(model, kind): n for model, own in models.items() for kind, n in own.context_ends.items()},
+        )
+        yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
+        yield _counter(
+            "llamasup_loads",
+            "Starts of llama-server: loads and restarts after crashes, successful or not.",
+            ("model",),
+            {(model,): count for model, count in metrics.loads.items()},
+        )
+        yield _counter(
+            "llamasup_evictions",
+            "Unloads. `memory`, `group`: another model needed the memory or is of the same group. `count`: "
+            "too many models were loaded. `ttl`: the model was idle. `asked`: by a command. `changed`, "
+            "`removed`: its files or its config changed, or it was removed.",
+            ("model", "reason"),
+            metrics.evictions,
+        )
+        yield _counter(
+            "llamasup_replays",
+            "Requests that were sent again because their llama-server ended.",
+            ("model",),
+            {(model,): count for model, count in metrics.replays.items()},
+        )
+        yield _counter(
+            "llamasup_batch_gave_way",
+            "Requests of batches that were refused or ended because other clients used the models. The batch "
+            "sends them again. Other metrics do not count them.",
+            ("model",),
+            {(model,): count for model, count in metrics.gave_way.items()},
+        )
+        yield _counter(
+            "llamasup_continued_streams",
+            "Streamed answers whose llama-server ended, of models that continue them. `continued`: the next "
+            "one was asked for the rest. `refused`: that was not possible; the client got an error event.",
+            ("model", "result"),
+            metrics.continued,
+        )
+        yield _counter(
+            "llamasup_repaired_requests",
+            "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
+            "had malformed arguments. `tool_call`, `json`: llamasup asked for a second answer, because the "
+            "first one did not match the format of the tool calls, or its JSON schema. `tool_call_failed`, "
+            "`json_failed`: the second one was no better. `schema_ignored`: llama-server had ignored the "
+            "schema; the client got 400.",
+            ("model", "what"),
+            metrics.repaired,
+        )
+        yield from self._gauges()
+        if self._nodes is not None:
+            yield from _node_gauges(self._nodes)
+        if metrics.lines_dropped is not None:
+            dropped = metrics.lines_dropped()
+            yield _counter(
+                "llamasup_access_log_dropped",
+                "Access log lines that were lost because the disk is full or hangs.",
+                (),
+                {(): dropped},
+            )
+        if metrics.traces_dropped is not None:
+            yield _counter(
+                "llamasup_traces_dropped",
+                "Requests whose spans were lost because the trace collector is slow or does not work.",
+                (),
+                {(): metrics.traces_dropped()},
+            )
+        build = GaugeMetricFamily(
+            "llamasup_build_info", "Always 1. The label is the version of llamasup.", labels=("version",)
+        )
+        build.add_metric((__version__,), 1.0)
+        yield build
+
+    def _gauges(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "llamasup_instance_state",
+            "Number of the model's llama-servers in this state.",
+            labels=("model", "state"),
+        )
+        in_flight = GaugeMetricFamily(
+            "llamasup_in_flight", "Requests that llama-server is processing.", labels=("model",)
+        )
+        queued = GaugeMetricFamily(
+            "llamasup_queued", "Requests that wait for a slot or for the model to load.", labels=("model",)
+        )
+        by_model: dict[str, list[InstanceGauges]] = {}
+        for instance in self._instances:
+            by_model.setdefault(instance.model, []).append(instance)
+        for model, instances in by_model.items():
+            states = Counter(instance.state for instance in instances)
+            for value in State:
+                state.add_metric((model, value.value), states[value])
+            in_flight.add_metric((model,), sum(instance.in_flight for instance in instances))
+            queued.add_metric((model,), max(instance.queued for instance in instances))
+        yield from (state, in_flight, queued)
+
+
+def _node_gauges(nodes: NodeGauges) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "llamasup_node_state",
+        "Always 1. The label is the state of the other llamasup node; only `ready` nodes get requests.",
+        labels=("node", "state"),
+    )
+    for name, value in nodes.states.items():
+        state.add_metric((name, value), 1)
+    yield state
+    in_flight = GaugeMetricFamily(
+        "llamasup_node_in_flight", "Requests that the other node works on for this one.", labels=("node",)
+    )
+    for name, count in nodes.in_flight.items():
+        in_flight.add_metric((name,), count)
+    yield in_flight
+    queued = GaugeMetricFamily(
+        "llamasup_node_queued", "Requests that wait here for a slot of another node.", labels=("model",)
+    )
+    for model, count in nodes.queued.items():
+        queued.add_metric((model,), count)
+    yield queued
+
+
+def merged(scraped: Mapping[str, str]) -> bytes:
+    """llama-server's texts with a model label on each sample, grouped by metric family.
+
+    Not with the Prometheus library, which renames counters without the suffix (``llamacpp:n_tokens_max``
+    would become ``llamacpp:n_tokens_max_total``).
+    """
+    families: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for model, text in scraped.items():
+        family = ""
+        for line in text.splitlines():
+            if comment := _COMMENT.match(line):
+                family = comment["name"]
+                if line not in families.setdefault(family, []):
+                    families[family].append(line)
+            elif sample := _SAMPLE.match(line):
+                labels = f'model="{_escaped(model)}"' + (f",{sample['labels']}" if sample["labels"] else "")
+                samples.setdefault(family, []).append(f"{sample['name']}{{{labels}}} {sample['value']}")
+    lines = [line for name, head in families.items() for line in (*head, *samples.get(name, ()))]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _counter(
+    name: str, documentation: str, labels: tuple[str, ...], values: Mapping[_Key, int]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, documentation, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _histogram(
+    name: str,
+    documentation: str,
+    values: Mapping[_Key, Histogram],
+    labels: tuple[str, ...],
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, documentation, labels=labels)
+    for key, histogram in values.items():
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(key, buckets, histogram.total)
+    return family

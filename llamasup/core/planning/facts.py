@@ -1,0 +1,306 @@
+"""Gathers the facts for a plan: runtime, model, and the files next to the model. Starts nothing.
+
+:mod:`llamasup.core.planning.projectors` decides which files belong to the model.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts
+from llamasup.core.gguf.files import read_model
+from llamasup.core.hub.reference import is_reference, parse_ref
+from llamasup.core.llama_server.argv_builder import read_extra, with_absolute_paths
+from llamasup.core.llama_server.inspect import Runtime, find_runtime
+from llamasup.core.planning.demo import DEMO, demo_file
+from llamasup.core.planning.drafting import extra_draft_path
+from llamasup.core.planning.projectors import (
+    ABOVE,
+    SEEING,
+    Candidate,
+    Pairing,
+    chosen_by_user,
+    is_of_quantization,
+    pair_projector,
+    place_of,
+)
+from llamasup.core.settings.model import Settings
+from llamasup.core.settings.names import names_of
+from llamasup.core.system.storage.fact_cache import FileIdentity
+from llamasup.core.system.storage.folders import models_folder
+from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.text import split_row
+from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
+
+__all__ = [
+    "Launch",
+    "attachments",
+    "find_model",
+    "prepare",
+    "read_given",
+    "sibling_projector",
+    "sibling_projectors",
+    "with_name",
+]
+
+_MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
+_MAX_PROJECTORS = 32  # whose headers are read, later from the cache
+
+
+def sibling_projectors(
+    model: Path, *, cache_folder: Path | None = None
+) -> tuple[list[Candidate], list[str], str]:
+    """The projectors of the model's folder, or of the one above, with the names of the other model files
+    there, and where they are.
+
+    Only files with "mmproj" in their names are read, and unreadable ones are skipped.
+    """
+    here = _names_in(_snapshots(model.parent))
+    candidates, others = _read_projectors(here, cache_folder)
+    where = "in the model's folder"
+    if not candidates and is_of_quantization(model.parent):
+        above = model.parent.parent
+        candidates, others = _read_projectors(_names_in(_snapshots(above)), cache_folder)
+        where = ABOVE
+        others += [path.name for path in _names_in(filter(is_of_quantization, _folders(_snapshots(above))))]
+    return candidates, [name for name in others if name != model.name], where
+
+
+def _read_projectors(paths: Sequence[Path], cache_folder: Path | None) -> tuple[list[Candidate], list[str]]:
+    projectors = [path for path in paths if "mmproj" in path.name.lower()]
+    candidates = []
+    for path in projectors[:_MAX_PROJECTORS]:
+        try:
+            facts = read_model(path, cache_folder=cache_folder)
+        except (ModelInvalid, ModelMissing):
+            continue
+        if facts.model_class is ModelClass.PROJECTOR:
+            candidates.append(Candidate(str(path), facts))
+    return candidates, [path.name for path in paths if path not in projectors]
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    """The folder, and in the hub's cache the same one of other revisions."""
+    place = place_of(folder)
+    if place == folder:
+        return [folder]
+    revision = place.parts.index("*")
+    top, below = Path(*place.parts[:revision]), place.parts[revision + 1 :]
+    return [folder, *(found for each in _folders([top]) if (found := each.joinpath(*below)) != folder)]
+
+
+def _folders(tops: Iterable[Path]) -> list[Path]:
+    return [entry for top in tops for entry in _entries(top) if entry.is_dir()]
+
+
+def _names_in(folders: Iterable[Path]) -> list[Path]:
+    """The model files of these folders."""
+    return [entry for folder in folders for entry in _entries(folder) if entry.name.lower().endswith(".gguf")]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(islice(folder.iterdir(), _MAX_ENTRIES))
+    except OSError:
+        return []
+
+
+NO_PROJECTOR = "none"
+
+
+class Launch(Struct, frozen=True):
+    """Everything that is known before the first start of one model. Paths in ``settings`` are absolute."""
+
+    model_id: str
+    aliases: tuple[str, ...]  # other names that clients may use
+    model_path: Path
+    model: ModelFacts
+    draft: ModelFacts | None
+    mmproj: ModelFacts | None
+    runtime: Runtime
+    settings: Settings
+    environ: Mapping[str, str]
+    found: Pairing | None = None  # the projector in the model's folder, if the user sets none
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model has a projector, and so reads images (or sound)."""
+        return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
+
+
+def with_name(launch: Launch, model: str) -> Launch:
+    """``launch`` under another model name."""
+    return replace(launch, model_id=model, settings=structs.replace(launch.settings, alias=model))
+
+
+def prepare(
+    model: str,
+    settings: Settings,
+    *,
+    runtime: str | None,
+    environ: Mapping[str, str],
+    pair: Callable[[Path, ModelFacts], Pairing | None] | None = None,
+) -> Launch:
+    """Find and read everything that a plan needs. ``pair`` finds the projector if the user sets none; by
+    default, it searches the model's folder.
+
+    Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid.
+    """
+    path, facts = read_given(model)
+    search_folder = settings.mmproj is None
+    settings = structs.replace(
+        settings,
+        draft_model=_absolute("--draft-model", settings.draft_model),
+        mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
+        rpc_ca=_absolute("--rpc-ca", settings.rpc_ca),
+        rpc_cert=_absolute("--rpc-cert", settings.rpc_cert),
+        rpc_key=_absolute("--rpc-key", settings.rpc_key),
+    )
+    found = find_runtime(runtime, environ)
+    # The child runs in another folder, where a relative path would not work.
+    extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
+    extra_args = read_extra(found.capabilities, extra)
+    draft = _read_attachment("--spec-draft-model", extra_draft_path(extra_args)) or _read_attachment(
+        "--draft-model", settings.draft_model
+    )
+    mmproj = _read_attachment("--mmproj", extra_args.value("--mmproj") or settings.mmproj)
+    names = names_of(str(path), settings.alias)
+    return Launch(
+        model_id=names.name,
+        aliases=names.aliases,
+        model_path=path,
+        model=facts,
+        draft=draft,
+        mmproj=mmproj,
+        runtime=found,
+        settings=structs.replace(settings, extra=extra),
+        environ=environ,
+        found=(pair or sibling_projector)(path, facts)
+        if search_folder and not chosen_by_user(extra_args)
+        else None,
+    )
+
+
+def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
+    """The states of the other files that are loaded: draft, projector, adapters."""
+    settings = launch.settings
+    paths = [settings.draft_model, settings.mmproj, *settings.adapters]
+    if launch.found is not None and launch.found.projector is not None:
+        paths.append(launch.found.projector.path)
+    # A scale may follow the path of an adapter.
+    for part in (part for word in settings.extra for part in split_row(word)):
+        end = part.lower().rfind(".gguf")
+        paths.append(part[: end + len(".gguf")] if end >= 0 else None)
+    found = []
+    for path in filter(None, paths):
+        with suppress(OSError, ValueError):  # the start reports it
+            found.append(FileIdentity.of(path))
+    return tuple(found)
+
+
+def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:
+    """The projector in the folder of the model at ``path``, for a start without ``--mmproj``."""
+    if model.model_class not in SEEING:
+        return None
+    candidates, neighbours, where = sibling_projectors(path)
+    return pair_projector(model, str(path), candidates, neighbours, where=where)
+
+
+def read_given(model: str) -> tuple[Path, ModelFacts]:
+    """The file of MODEL and its facts. Raises ModelMissing, ModelInvalid or UsageInvalid."""
+    path = find_model(model)
+    facts = read_model(path)
+    _refuse_foreign_byte_order(path, facts)
+    return path, facts
+
+
+def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:
+    """b11434 says "file version 50331648 is extremely large, is there a mismatch between endianness?"."""
+    if facts.big_endian != (sys.byteorder == "big"):
+        order = "big" if facts.big_endian else "little"
+        raise ModelInvalid(
+            f"{path}: the file is {order}-endian, and this machine is {sys.byteorder}-endian",
+            remedy="Get the file for this kind of machine, or convert it with gguf-convert-endian.",
+        )
+
+
+def find_model(name: str) -> Path:
+    """The file of MODEL. Raises ModelMissing or UsageInvalid."""
+    if not name:
+        raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
+    if name.startswith(("http://", "https://")):
+        return _downloaded(name)  # not a path, and with a signature too long for one
+    path = expanded(name)
+    if name == DEMO and not _is_file(path):
+        return demo_file()
+    if _exists(path):
+        return path
+    if is_reference(name):
+        return _downloaded(name)
+    return path  # read_model reports the error and similar names
+
+
+def _downloaded(name: str) -> Path:
+    from llamasup.core.hub.hub_settings import hub_endpoint
+    from llamasup.core.hub.store import downloaded
+
+    ref = parse_ref(name, hub_endpoint(os.environ))
+    found = None if ref is None else downloaded(ref, models_folder())
+    if found is None:
+        raise ModelMissing(
+            f"{ref} is neither a file here nor downloaded.",
+            remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
+        )
+    return found.path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _exists(path: Path) -> bool:
+    """Whether ``path`` exists, or fails with an error that read_model can report."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def _absolute(option: str, name: str | None) -> str | None:
+    if name is None:
+        return None
+    with _naming_option(option):
+        return str(expanded(name))
+
+
+def _read_attachment(option: str, path: str | None) -> ModelFacts | None:
+    """The facts of a file that belongs to the model. Errors name the option that set it."""
+    if path is None:
+        return None
+    with _naming_option(option):
+        facts = read_model(path)
+        _refuse_foreign_byte_order(Path(path), facts)
+        return facts
+
+
+@contextmanager
+def _naming_option(option: str) -> Iterator[None]:
+    try:
+        yield
+    except (ModelMissing, ModelInvalid) as error:
+        raise type(error)(f"{option}: {error.message}", remedy=error.remedy) from None

@@ -1,0 +1,230 @@
+"""Chooses what depends on the machine: threads, priority, locked memory, and the prompt cache.
+
+Each decision is a function of the facts and the user's settings, and returns its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
+from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.memory.estimate import MemoryEstimate
+from llamasup.core.planning.profiles import Preferences
+from llamasup.core.settings.model import Settings
+from llamasup.core.system.hardware.facts import Hardware
+from llamasup.errors import UsageInvalid
+
+_MIB = 1 << 20
+# Quantised types, which b11434 repacks for the CPU: 329 of 339 MB of locked memory were not used.
+_REPACKED = ("Q", "IQ", "MXFP")
+
+
+class Threads(Struct, frozen=True):
+    generation: int
+    batch: int
+    why: str
+
+
+def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs) -> Threads:
+    """At most the CPUs allowed, because more threads would hang as they spin at barriers (#10397)."""
+    allowed = hardware.cpus_allowed
+    passed = {name: extra_args.number(name) for name in ("--threads", "--threads-batch")}
+    for name, value in (*passed.items(), ("--threads", settings.threads)):
+        if value is not None and not 1 <= value <= allowed:
+            many = f"1 to {allowed}, the CPUs that this process may use" if allowed > 1 else "1, the only CPU"
+            raise _bad(name, value, many)
+    generation, why = _own_threads(hardware)
+    if settings.threads is not None:
+        generation, why = settings.threads, "set with --threads"
+    generation = passed["--threads"] or generation
+    return Threads(generation, passed["--threads-batch"] or generation, why)
+
+
+def _own_threads(hardware: Hardware) -> tuple[int, str]:
+    cores = min(hardware.physical_cores, hardware.cpus_allowed)
+    if (sharers := hardware.cpu_sharers) > 1:
+        # Two processes on two cores generated 20 times as many tokens with one thread each as with two
+        # threads each (b11434, tiny model).
+        part = int(min(cores, hardware.cpu_quota or cores)) // sharers
+        return max(
+            1, part
+        ), f"this process's share of {cores} cores, which {sharers} processes of the model use"
+    if hardware.cpu_quota is not None and hardware.cpu_quota < cores:
+        # Rounded down, because all threads wait at the next barrier for one that the quota has stopped.
+        cpus = "CPU" if hardware.cpu_quota == 1 else "CPUs"
+        return max(1, int(hardware.cpu_quota)), f"the cgroup has a quota of {hardware.cpu_quota:g} {cpus}"
+    if cores < hardware.cpus_allowed:
+        each = "the only core" if cores == 1 else f"each of the {cores} cores"
+        return cores, f"one thread for {each}; a second one on a core would slow both"
+    each = "the only CPU" if cores == 1 else f"each of the {cores} CPUs"
+    return cores, f"one thread for {each} that this process may use"
+
+
+def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> None:
+    line.give("--threads", threads.generation, threads.why, asked=asked_with("--threads", settings.threads))
+    line.give("--threads-batch", threads.batch, "as many as for generation, because both use the same cores")
+
+
+def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
+    """None if ``--prio 2`` may be passed.
+
+    It makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With one
+    on every CPU, all other programs and the proxy stopped for 950 ms at a time (until the kernel's real-time
+    throttling), and generation was no faster; with one free CPU nothing was delayed.
+    """
+    if not hardware.may_raise_priority:
+        return "this process may not raise priorities (no CAP_SYS_NICE); llama-server would only warn"
+    if hardware.cpu_quota is not None:
+        return "real-time threads conflict with the CPU quota of the cgroup"
+    if draft:
+        return "the draft model's threads spin too, and would leave no CPU to other programs"
+    if max(threads.generation, threads.batch) >= hardware.cpus_allowed:
+        return "real-time compute threads on every CPU would stop the proxy"
+    return None
+
+
+def give_priority(line: CommandLine, why_not: str | None) -> None:
+    if why_not is not None:
+        line.leave_out("--prio", why_not, value="2")
+    else:
+        line.give("--prio", 2, "compute threads run before other programs; one CPU stays free for those")
+
+
+WHY_SPIN = "waiting threads sleep soon, because spinning ones take the CPU that the others need"
+
+
+def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, str]:
+    """Variables for the child's GNU OpenMP, unless the user set one of that kind (docs/planning.md)."""
+    if prefers.spin_count is None or any(name.startswith(("OMP_WAIT", "GOMP_SPIN")) for name in env):
+        return {}
+    return {"GOMP_SPINCOUNT": str(prefers.spin_count)}
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def why_no_repack(
+    hardware: Hardware,
+    model: ModelFacts,
+    memory: MemoryEstimate,
+    extra_args: ExtraArgs,
+    prefers: Preferences,
+    *,
+    budget_bytes: int,
+) -> str | None:
+    """None if weights may be repacked for this CPU, which is faster. ``budget_bytes``: of the prompt cache.
+
+    The mapped copy is dropped when memory is needed, but keeps its address space: with ``ulimit -v`` a Q4_K_M
+    of 483 MiB took 874 (b11434).
+    """
+    if not prefers.repack:
+        return "weights that are repacked for the CPU would be a second copy"
+    if extra_args.has("--no-repack") and not extra_args.switch("--repack"):
+        return "set after --"
+    if hardware.address_space_limit_bytes is None or not _is_packed(model):
+        return None
+    on_host = sum(part.host_bytes for part in memory.parts if part.kind == "weights")
+    if memory.host_bytes + on_host + budget_bytes > memory.free.host_bytes:
+        return "a repacked copy of the weights would exceed the address space (ulimit -v)"
+    return None
+
+
+def _is_packed(model: ModelFacts) -> bool:
+    return model.quantization.startswith(_REPACKED)
+
+
+def why_no_lock(
+    hardware: Hardware,
+    model: ModelFacts,
+    memory: MemoryEstimate,
+    prefers: Preferences,
+    *,
+    on_device: bool,
+    repacks: bool,
+) -> str | None:
+    """None if the weights may be locked in memory."""
+    limit = hardware.memlock_limit_bytes
+    if not prefers.lock:
+        return "this profile lets the system drop weights from memory and read them again"
+    if hardware.platform == "win32":
+        return "Windows locks memory only within a working-set size, which llamasup does not set"
+    if on_device:
+        return "the weights are on the device"
+    if repacks and _is_packed(model):
+        return "llama.cpp repacks these weights, and would lock the copy that it does not use"
+    if limit is not None and limit < memory.weights_bytes:
+        return (
+            f"only {_mib(limit)} MiB may be locked, and the weights take {_mib(memory.weights_bytes)} MiB: "
+            "raise the limit with ulimit -l, or with LimitMEMLOCK= in systemd"
+        )
+    if memory.total_bytes * 3 > memory.available_bytes * 2:
+        return "the plan takes over two thirds of the free memory; locked pages could push out others"
+    return None
+
+
+_OLD_LOAD_MODES = ("--mlock", "--mmap", "--direct-io")
+
+
+def give_lock(
+    line: CommandLine, capabilities: Capabilities, why_not: str | None, extra_args: ExtraArgs
+) -> None:
+    """``--load-mode mmap+mlock`` since July 2026 (#20834), which calls ``--mlock`` deprecated; ``--mlock``
+    before, and until September 2026 (#28334).
+    """
+    mode = capabilities.find("--load-mode")
+    flag, value = "--mlock", None
+    if mode is not None and "mmap+mlock" in mode.allowed:
+        flag, value = "--load-mode", "mmap+mlock"
+        chosen = next((given.words[0] for name in _OLD_LOAD_MODES for given in extra_args.all(name)), None)
+        if why_not is None and chosen is not None:
+            why_not = f"{chosen} after -- sets how the weights are loaded"
+    if why_not is not None:
+        line.leave_out(flag, why_not, value=value)
+    else:
+        line.give(flag, value, "the weights stay in memory even if other programs need it")
+
+
+def decide_prompt_cache(
+    capabilities: Capabilities,
+    memory: MemoryEstimate,
+    serves: ModelClass,
+    extra_args: ExtraArgs,
+    prefers: Preferences,
+    *,
+    shared: bool = False,
+) -> tuple[int, str]:
+    """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
+
+    It is always in host memory. ``shared``: other models need the spare memory.
+    """
+    asked = extra_args.number("--cache-ram")
+    if asked is not None:
+        return asked, "set after --"
+    if serves is not ModelClass.DECODER:
+        return 0, f"{serves} models keep no prompts"
+    if prefers.server_defaults:
+        return capabilities.default_number("--cache-ram") or 0, "llama-server's own choice"
+    if not prefers.prompt_cache:
+        return 0, "this profile has no prompt cache"
+    spare_bytes = memory.spare_host_bytes
+    # In proportion to the model, so that its size does not depend on the other loaded models.
+    most_bytes = min(spare_bytes, memory.total_bytes // 4) if shared else spare_bytes // 4
+    budget = min(8192, most_bytes // _MIB)
+    if budget < 64:
+        return 0, "less than 64 MiB would be left for a prompt cache"
+    if shared:
+        return budget, "for the prompt cache: at most a quarter of what the model takes, and 8192 MiB"
+    quarter = f"a quarter of the {_mib(spare_bytes)} MiB that stay free on the host"
+    return budget, f"for the prompt cache: {quarter}, at most 8192 MiB"
+
+
+def _mib(size_bytes: int) -> int:
+    return size_bytes // _MIB
+
+
+def _bad(flag: str, value: int, allowed: str) -> UsageInvalid:
+    return UsageInvalid(f"{flag} {value} is out of range", remedy=f"give {allowed}")

@@ -1,0 +1,230 @@
+"""The decisions of a pool in words (pure). The policy, the plan and the diagnosis give the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Final, Literal
+
+from llamasup.core.llama_server.plan_limits import Change, Reduction
+from llamasup.core.pool.cheapest_set import Demand, Resource
+from llamasup.core.pool.eviction_policy import Grounds
+from llamasup.core.pool.why.decision import Decision
+from llamasup.core.supervision.events import LoadFailed, ModelUnloading, PublishedEvent, ServerExited
+from llamasup.core.system.text import memory_text
+
+__all__ = [
+    "BuildKind",
+    "LoadedBy",
+    "build_changed",
+    "closed",
+    "loaded",
+    "of_event",
+    "opened",
+    "reduced",
+    "reductions_text",
+    "restarted",
+    "updated",
+    "waiting",
+    "waiting_text",
+]
+
+BuildKind = Literal["upgrade", "keep", "return"]
+
+LoadedBy = Literal["request", "command", "preload", "start", "update"]
+"""What a load is for."""
+
+_LOADED_BY: Final[Mapping[LoadedBy, str]] = {
+    "request": "a request asked for it",
+    "command": "a command asked for it",
+    "preload": "its settings say preload",
+    "start": "llamasup was started for it",
+    "update": "it was loaded before its file or its settings changed",
+}
+
+_MORE_MEMORY: Final = (
+    "Allow more memory (memory in the config), or make the models smaller (ctx_size, parallel)."
+)
+_PIN: Final = "To keep it loaded, pin it (pin: true)."
+
+_UNLOADED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "ttl": ("no request used it during its ttl", ("To keep it loaded longer, set a longer ttl, or pin it.",)),
+    "asked": ("a command asked for it", ()),
+    "removed": ("it is no longer served", ("Add it to the config, or to a folder of models_dir.",)),
+}
+
+
+def loaded(time: datetime, model: str, by: LoadedBy) -> Decision:
+    return Decision(time, model, "load", f" because {_LOADED_BY[by]}")
+
+
+def waiting(time: datetime, model: str, grounds: Grounds) -> Decision:
+    """Without the models that it waits for, which may change at any time."""
+    why = _lacks("it", grounds)
+    return Decision(time, model, "wait", f" because {why}", waiting_change(grounds))
+
+
+def closed(time: datetime, model: str, for_id: str, grounds: Grounds | None) -> Decision:
+    """Its requests in flight finish, then it is evicted."""
+    return Decision(time, model, "drain", f" because {_needed_by(for_id, grounds)}", (_PIN, _MORE_MEMORY))
+
+
+def opened(time: datetime, model: str) -> Decision:
+    return Decision(time, model, "resume", " because its memory is no longer needed")
+
+
+def reduced(time: datetime, model: str, reductions: Sequence[Reduction]) -> Decision:
+    why = f": it has {'; it has '.join(reductions_text(reductions))}"
+    return Decision(time, model, "smaller", why, reductions_change(reductions))
+
+
+def restarted(time: datetime, model: str) -> Decision:
+    return Decision(time, model, "restart", " because a command asked for it")
+
+
+def updated(time: datetime, model: str) -> Decision:
+    return Decision(time, model, "update", " because its file or its settings have changed")
+
+
+def build_changed(time: datetime, model: str, kind: BuildKind, build: str, why: str) -> Decision:
+    """``build``: the new one, or for ``return`` the old one. ``why``: a clause."""
+    if kind == "keep":
+        return Decision(time, model, kind, f": {build} is refused, because {why}", ("Use another build.",))
+    return Decision(time, model, kind, f", {build}, because {why}")
+
+
+def of_event(event: PublishedEvent, time: datetime, grounds: Mapping[str, Grounds]) -> Decision | None:
+    """The decision that the event reports, if it does. ``grounds``: of the current decision of the policy."""
+    match event:
+        case ModelUnloading(model, "memory" | "count" | "group", for_id):
+            why = _evicted(for_id, grounds.get(for_id))
+            return Decision(time, model, "evict", f" because {why}", (_PIN, _MORE_MEMORY))
+        case ModelUnloading(_, "changed", _):
+            return None  # a part of the update
+        case ModelUnloading(model, reason, _):
+            why, change = _UNLOADED[reason]
+            return Decision(time, model, "unload", f" because {why}", change)
+        case LoadFailed(str() as model, error) if not event.follows_exit:
+            return Decision(time, model, "refuse", f": {_clause(error.message)}", _sentences(error.remedy))
+        case ServerExited(model, _, _, diagnosis, None):
+            return Decision(
+                time, model, "fail", f": {_clause(diagnosis.message)}", _sentences(diagnosis.remedy)
+            )
+        case ServerExited(model, _, _, diagnosis, _):
+            smaller = "" if diagnosis.adjustment is None else f"; now with {diagnosis.adjustment}"
+            why = f": {_clause(diagnosis.message)}{smaller}"
+            return Decision(time, model, "restart", why, _sentences(diagnosis.remedy))
+        case _:
+            return None
+
+
+# --- why a model waits, or is evicted
+
+
+def waiting_text(grounds: Grounds) -> str:
+    """A clause: what it lacks, and which models it waits for."""
+    lacks = _lacks("it", grounds)
+    if not grounds.lack:
+        return f"{lacks}; models that are being unloaded free it"
+    if grounds.chosen:
+        return f"{lacks}; {_names(each.id for each in grounds.chosen)} must be unloaded first"
+    return f"{lacks}, and the models that hold it are pinned, busy or loading"
+
+
+def waiting_change(grounds: Grounds) -> tuple[str, ...]:
+    first = (f"Unload {_names(each.id for each in grounds.chosen)}.",) if grounds.chosen else ()
+    return (*first, _MORE_MEMORY)
+
+
+def _needed_by(for_id: str, grounds: Grounds | None) -> str:
+    return f"{for_id} needs its memory" if grounds is None else _lacks(for_id, grounds)
+
+
+def _evicted(for_id: str, grounds: Grounds | None) -> str:
+    if for_id:
+        return _needed_by(for_id, grounds)
+    exceeds = "the loaded models together exceed the budget"
+    return exceeds if grounds is None else f"{exceeds} by {_amounts(grounds.lack)}"
+
+
+def _lacks(who: str, grounds: Grounds) -> str:
+    """What ``who`` wants and is not free. If all is free, a model that has waited longer gets it."""
+    if not grounds.missing:
+        return f"{who} needs memory that a model gets which has waited longer"
+    return " and ".join(_lack(who, key, grounds.wanted[key], grounds.free[key]) for key in grounds.missing)
+
+
+def _lack(who: str, key: Resource, wanted: int, free: int) -> str:
+    kind, name = key
+    if kind == "memory":
+        return f"{who} needs {memory_text(wanted)} of {name}, of which {memory_text(max(0, free))} is free"
+    if kind == "count":
+        return f"{who} needs a place, and max_loaded models are loaded"
+    group, _, device = name.partition("@")
+    return f"{who} is in the group {group}, of which another model is loaded on {device}"
+
+
+def _amounts(lack: Demand) -> str:
+    return " and ".join(
+        f"{memory_text(amount)} of {name}" if kind == "memory" else f"{amount} model"
+        for (kind, name), amount in lack.items()
+    )
+
+
+def _names(ids: Iterable[str]) -> str:
+    """The id of a removed model that still holds memory ends with a space and more."""
+    return " and ".join(id_.partition(" ")[0] for id_ in ids)
+
+
+# --- what is smaller
+
+
+def reductions_text(reductions: Sequence[Reduction]) -> list[str]:
+    """Clauses such as ``2 slots instead of 4, because the larger plan does not fit in memory``."""
+    return [
+        f"{' and '.join(_setting(each.change) for each in same)}, because {why}"
+        for why, same in groupby(reductions, lambda each: each.why)
+    ]
+
+
+def reductions_change(reductions: Sequence[Reduction]) -> tuple[str, ...]:
+    change = []
+    if any(not each.fixed for each in reductions):
+        change.append(_MORE_MEMORY)
+        change.append(
+            "A value that you set yourself is not reduced; the model is refused if it does not fit."
+        )
+    if any(each.fixed for each in reductions):
+        change.append("A longer context needs a model that was trained for it.")
+    return tuple(change)
+
+
+def _setting(change: Change) -> str:
+    before, after = _number(change.before), _number(change.after)
+    match change.setting:
+        case "--ctx-size":
+            return f"{after} tokens of context per request instead of {before}"
+        case "--parallel":
+            return f"{after} {'slot' if after == '1' else 'slots'} instead of {before}"
+        case "--kv-type":
+            return f"a KV cache of {after} instead of {before}"
+        case "--gpu-layers":
+            return f"{after} layers on the GPU instead of {'as many as fit' if before == 'auto' else before}"
+        case _:
+            return f"{change.setting} {after} instead of {before}"
+
+
+def _number(text: str) -> str:
+    return f"{int(text):,}" if text.isdecimal() else text
+
+
+# --- texts of others
+
+
+def _clause(message: str) -> str:
+    return message.strip().removesuffix(".")
+
+
+def _sentences(remedy: str) -> tuple[str, ...]:
+    return (remedy,) if remedy else ()

@@ -1,0 +1,146 @@
+"""A stream that is continued if its llama-server ends (``Settings.continue_streams``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from llamasup.core.http.heads import HttpError, error_body
+from llamasup.core.proxy.answers.sse_keepalive import KeepaliveStream
+from llamasup.core.proxy.interfaces import ClientConnection
+from llamasup.core.proxy.request import Request
+from llamasup.features.continuation.answer import NotContinued
+from llamasup.features.continuation.apis import API_BY_ROUTE
+from llamasup.features.continuation.stream import MAX_KEPT, Recording
+
+
+def is_continuable(request: Request) -> bool:
+    """Whether the answer may be kept: its form is known, and its request is small enough."""
+    return request.head.route.label in API_BY_ROUTE and request.jobs == 1 and len(request.body) <= MAX_KEPT
+
+
+class ContinuedStream:
+    """The answer to one request, through all its generations.
+
+    A ``KeptStream``. For the exchange of a later generation it is a ``BegunStream``.
+    """
+
+    __slots__ = (
+        "_failed",
+        "_on_failure",
+        "_recording",
+        "_repeats",
+        "_request",
+        "_rest",
+        "_write",
+        "first_byte_at",
+        "opening",
+        "sent_at",
+    )
+
+    def __init__(
+        self, downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
+    ) -> None:
+        self._recording = Recording(request.head.route.label, request.body)
+        self.sent_at = sent_at
+        self.first_byte_at = first_byte_at
+        self.opening = b""
+        self._request = request
+        self._write: Callable[[bytes], None] = downstream.send
+        self._rest = KeepaliveStream(downstream, request, has_head=True)
+        self._failed: HttpError | None = None
+        self._on_failure: Callable[[HttpError], None] | None = None
+        self._repeats: bool | None = None
+
+    @property
+    def is_continued(self) -> bool:
+        return self._recording.is_continued
+
+    @property
+    def is_complete(self) -> bool:
+        return self._recording.is_complete
+
+    @property
+    def tail(self) -> deque[bytes]:
+        return self._recording.tail
+
+    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        self._write = write
+        self._recording.begin(write)
+        return self._recording.relay
+
+    @property
+    def pieces(self) -> int:
+        return self._recording.pieces
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._recording.sent_bytes
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        self._repeats, self._on_failure = repeats, fail
+
+    @property
+    def uncounted(self) -> str:
+        return self._recording.uncounted
+
+    def continued_body(self, tokens: int = 0) -> bytes:
+        return self._recording.continued_body(tokens)
+
+    def end(self) -> None:
+        self._recording.end()
+
+    # --- as a stream that has begun
+
+    def comment(self, text: str) -> None:
+        self._rest.comment(text)
+
+    @property
+    def is_relayed(self) -> bool:
+        return self._rest.is_relayed
+
+    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
+        if not is_stream or framing is None or not framing.startswith(b"Transfer"):
+            return self._rest.join(is_stream=False, framing=framing)
+        try:
+            self._recording.begin(self._write, repeats=self._repeats)
+        except NotContinued as reason:
+            self._fail_because(reason)
+        return self._relay
+
+    def _relay(self, data: bytes) -> None:
+        if self._failed is None:
+            try:
+                self._recording.relay(data)
+            except NotContinued as reason:
+                self._fail_because(reason)
+
+    def _fail_because(self, reason: NotContinued) -> None:
+        self._failed = _not_continued(reason)
+        assert self._on_failure is not None
+        self._on_failure(self._failed)
+
+    def finish(self, status: int) -> bytes | None:
+        if self._failed is not None:
+            return error_body(self._failed)
+        error = self._rest.finish(status)
+        if error is None:
+            self._recording.finish()
+        return error
+
+    def fail(self, error: bytes) -> None:
+        if self._request.translation is None:
+            self._rest.fail(error)
+        else:
+            self._request.keep_alive = False
+            self._request.translation.fail(error)
+
+
+def _not_continued(reason: NotContinued) -> HttpError:
+    return HttpError(
+        502,
+        f"llama-server ended within this answer, which could not be continued: {reason}",
+        "server_error",
+        "not_continued",
+        "send the request again",
+    )

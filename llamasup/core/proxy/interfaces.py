@@ -1,0 +1,132 @@
+"""Protocols: what the parts of the proxy need of the proxy and of a client connection.
+
+``Proxy`` and ``Downstream`` implement them. The parts of the proxy import this module instead of those two
+classes, which import the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from llamasup.core.auth.key_limits import Keys
+from llamasup.core.http.heads import HttpError
+from llamasup.core.observability.counters import Metrics, RequestRecord
+from llamasup.core.proxy.backend import Backend
+from llamasup.core.proxy.batch_gate import BatchGate
+from llamasup.core.proxy.bodies import Bodies
+from llamasup.core.proxy.connections import Connection, Connections
+from llamasup.core.proxy.outbox import Outbox
+from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.settings import Limits, ProxyConfig
+from llamasup.core.proxy.upstream.pool import UpstreamPool
+from llamasup.core.queueing.endpoint import Endpoint
+
+
+class ProxyContext(Protocol):
+    """The proxy, for its connections and exchanges."""
+
+    backend: Backend
+    config: ProxyConfig
+    limits: Limits
+    """Those of ``config``."""
+    keys: Keys
+    bodies: Bodies
+    batches: BatchGate
+    clients: Connections
+    control: Endpoint | None
+    """The endpoint for /metrics and /llamasup/*."""
+    metrics: Metrics
+    draining: bool
+    """Whether each connection closes after its next response."""
+    uploads: int
+    """The number of requests with an ``Upload``, without those of ``file_uploads``."""
+    file_uploads: Counter[str]
+    """The number of uploads to the API for batches, by client."""
+    outbox: Outbox
+    """Takes what is written to clients and to llama-servers."""
+
+    def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
+        """As ``Connections.enter``. Also raises ConnectionAbortedError if the proxy has been closed."""
+        ...
+
+    def on_disconnect(self, connection: Connection) -> None:
+        """A connection has closed."""
+        ...
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next round."""
+        ...
+
+    def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` in a task that ends with the proxy."""
+        ...
+
+    def await_cause(self, callback: Callable[[], None]) -> None:
+        """Call back after ``Limits.cause_wait_s``, the time for the supervisor to find why a server ended."""
+        ...
+
+    def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
+        """The connections to ``endpoint``."""
+        ...
+
+    def next_id(self) -> bytes:
+        """An id for a request without an ``X-Request-Id``."""
+        ...
+
+    def record_request(self, request: Request, record: RequestRecord) -> None:
+        """A request is over: release what it holds, and record it. Called once for each."""
+        ...
+
+
+class ClientConnection(Protocol):
+    """The connection of a client, for the parts that serve its current request."""
+
+    proxy: ProxyContext
+    transport: asyncio.Transport
+    send: Callable[[bytes], None]
+    """Sends bytes to the client. The only way to do so: it keeps them in order."""
+    paused: bool
+    """Whether the client does not read as fast as its response arrives."""
+
+    def keeps_alive(self, request: Request) -> bool:
+        """Whether the connection stays open after the response to ``request``."""
+        ...
+
+    # --- the end of an exchange
+
+    def exchange_over(self, request: Request, now: float) -> None:
+        """The exchange has ended, and its response is complete. ``now``: the time (monotonic)."""
+        ...
+
+    def exchange_failed(self, request: Request, error: HttpError) -> None:
+        """The exchange has ended before any byte of a response: answer with ``error``."""
+        ...
+
+    def exchange_awaits_body(self, request: Request) -> None:
+        """The exchange has ended before the body was complete: buffer the body, then serve the request."""
+        ...
+
+    def close(self, *, linger: bool = False) -> None:
+        """Send what is written, and close. ``linger``: let a client that still sends read it first."""
+        ...
+
+    def abort(self) -> None:
+        """Reset the connection, because its response cannot be completed."""
+        ...
+
+    # --- an upload
+
+    def pause_upload(self) -> None:
+        """Stop reading the body: the child does not read, or is not connected."""
+        ...
+
+    def resume_body(self, request: Request, paused_s: float = 0.0) -> None:
+        """Continue to read the body of ``request`` after a pause of ``paused_s``."""
+        ...
+
+    def upload_over(self) -> None:
+        """The upload has ended, with or without the whole body."""
+        ...

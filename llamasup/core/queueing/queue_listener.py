@@ -1,0 +1,37 @@
+"""What the queue tells a waiting request: its outcome, and its outlook until then. Names ``Lease`` only."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from llamasup.core.queueing.endpoint import Lease
+from llamasup.core.queueing.unavailable import Unavailable
+
+
+class QueueListener(Protocol):
+    """Gets the outcome of each wait of its entry, once, and never during ``enter`` or ``requeue``."""
+
+    @property
+    def body(self) -> bytes:
+        """The request's body, to choose one of several replicas."""
+        ...
+
+    def served(self, lease: Lease) -> None: ...
+
+    def refused(self, why: Unavailable) -> None: ...
+
+
+class Outlook(Struct, frozen=True):
+    """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
+
+    ``loads``: it waits for a generation, and not only for a permit. ``percent``: how much of it is loaded.
+    ``eta_s``: when it will serve; None: not known.
+    """
+
+    position: int
+    wait_s: float | None
+    loads: bool
+    percent: float | None = None
+    eta_s: float | None = None

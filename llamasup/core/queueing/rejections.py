@@ -1,0 +1,80 @@
+"""The rejections of a request queue: it is full, the model is busy, the wait timed out."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from llamasup.core.queueing.endpoint import Endpoint, Serving
+from llamasup.core.queueing.unavailable import BUSY, Unavailable
+from llamasup.core.queueing.wait_estimate import retry_after_s, until_served_s
+
+_LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
+
+
+def no_room(state: Serving, waiting: int, *, may_wait: bool) -> Unavailable:
+    """Why a request may not wait: the queue is full with ``waiting`` requests, or no request may wait."""
+    if not isinstance(state, Unavailable):
+        return _busy_queue_full(state, waiting)
+    return load_queue_full(state, waiting) if may_wait else state
+
+
+def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
+    """The queue is full, and nothing serves."""
+    others = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
+    return replace(
+        why,
+        message=f"{why.message}; {others} for it already",
+        cause="waiting_room_full",
+        remedy="try again later",
+    )
+
+
+def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> Unavailable:
+    """No permit is free, and the queue is full. There is room again when the next permit is free."""
+    more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
+    return replace(
+        BUSY,
+        message=f"The model is busy with {_requests(endpoints)}{more}",
+        cause="queue_full",
+        remedy="try again later",
+        retry_after_s=retry_after_s(free_in_s(endpoints, 1)),
+        eta_s=free_in_s(endpoints, 1) or None,
+        queueable=False,
+    )
+
+
+def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
+    """A request reached its deadline. ``reachable``: an endpoint serves that is not ejected."""
+    if isinstance(state, Unavailable):
+        why = state
+    elif not reachable:
+        why = Unavailable(
+            503, "llama-server accepts no connections", cause="upstream_unreachable", retry_after_s=1.0
+        )
+    else:
+        why = replace(
+            BUSY,
+            status=503,
+            type="unavailable_error",
+            message=f"The model is busy with {_requests(state)}",
+            retry_after_s=retry_after_s(free_in_s(state, queued + 1)),
+            eta_s=free_in_s(state, queued + 1) or None,
+        )
+    return replace(
+        why,
+        message=f"{why.message}; this request has waited for {timeout_s:g} s",
+        remedy=why.remedy or _LONGER,
+    )
+
+
+def free_in_s(endpoints: tuple[Endpoint, ...], position: int) -> float:
+    """When the entry at ``position`` of the queue gets a permit; 0: not known."""
+    held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
+    mean_s = sum(held_s) / len(held_s) if held_s else None
+    max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)
+    return until_served_s(position, max_concurrent, mean_s)
+
+
+def _requests(endpoints: tuple[Endpoint, ...]) -> str:
+    count = sum(endpoint.served for endpoint in endpoints)
+    return "1 request" if count == 1 else f"{count} requests"

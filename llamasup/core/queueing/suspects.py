@@ -1,0 +1,133 @@
+"""Which requests may have ended their llama-server, and what happens to them (pure).
+
+When a server ends, each request in flight is a suspect. Suspects are sent again one at a time, and nothing
+else runs beside a suspect. So a request that ends a second server, alone, is the cause, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from hashlib import blake2b
+from typing import Final
+
+from msgspec import Struct
+
+from llamasup.core.queueing.unavailable import Unavailable
+
+MAX_ENDS: Final = 3
+"""How many ends a request sees at most: something else may have run beside it at the second one."""
+MIN_ALONE_S: Final = 10.0
+"""How long a suspect is alone at least."""
+KEPT_S: Final = 300.0
+"""How long a body is known. A client that repeats a failed request does so within minutes."""
+MAX_KEPT: Final = 256
+"""Of bodies, as many as requests wait; each takes 200 bytes."""
+
+POISON: Final = b'"poison_request"'
+"""How the body of the refusal can be recognized."""
+_POISON: Final = Unavailable(
+    503,
+    "This request has ended its llama-server twice, the second time while no other request ran",
+    cause="poison_request",
+    remedy="change the request, and report what it does to llama.cpp (the reason is in llamasup's log)",
+)
+
+
+class Next(Enum):
+    """What happens to a request after the end of a server that was working on it."""
+
+    ALONE = "it is sent again, alone"
+    REFUSED = "it is refused, because it ends servers"
+    FAILED = "its client gets the reason for the end"
+
+
+def next_step(ends: int, *, alone: bool) -> Next:
+    """``ends``: in how many ends it was in flight, with this one. ``alone``: it was sent as a suspect, and
+    nothing ran beside it.
+    """
+    if alone and ends > 1:
+        return Next.REFUSED
+    return Next.ALONE if ends < MAX_ENDS else Next.FAILED
+
+
+def alone_s(ends: int, ran_s: float) -> float:
+    """How long a suspect is alone: after one end, twice as long as it ran until then (``ran_s``), because it
+    would have ended this server by then. So a long answer does not keep all others waiting.
+    """
+    return float("inf") if ends > 1 else max(MIN_ALONE_S, 2 * ran_s)
+
+
+def place_for(taken: Sequence[int | None]) -> int | None:
+    """The index of the server for the next suspect: an idle one, else the one that is kept free for it.
+
+    ``taken``: the permits of each server that are taken; None: a suspect runs there. Returns None if the next
+    suspect waits for that one.
+    """
+    if None in taken and 0 not in taken:
+        return None
+    return min(range(len(taken)), key=lambda index: (taken[index] is None, taken[index] or 0), default=None)
+
+
+class Suspicion(Struct, frozen=True):
+    """A body that was in flight when a server ended. ``refusal``: its requests end servers. ``ends``: the
+    ends before, as functions that report such an end as explained.
+    """
+
+    until_s: float
+    refusal: Unavailable | None = None
+    ends: tuple[Callable[[], None], ...] = ()
+
+
+class Suspects:
+    """The bodies that ended a server, and those that may have, for ``KEPT_S``. Times are monotonic.
+
+    ``known`` has a keyed hash of each body, and not the body. ``key`` is the secret of this process.
+    """
+
+    __slots__ = ("_key", "known")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.known: dict[bytes, Suspicion] = {}  # the oldest first
+
+    def __repr__(self) -> str:
+        return f"<Suspects: {len(self.known)} bodies>"
+
+    def fingerprint(self, path: bytes, body: bytes) -> bytes:
+        hashed = blake2b(path + b"\n", key=self._key, digest_size=16)
+        hashed.update(body)
+        return hashed.digest()
+
+    def find(self, fingerprint: bytes, now_s: float) -> Suspicion | None:
+        """What is known of a body, after everything is forgotten that is too old."""
+        while self.known:
+            oldest = next(iter(self.known))
+            if self.known[oldest].until_s > now_s:
+                break
+            del self.known[oldest]
+        return self.known.get(fingerprint)
+
+    def suspect(self, fingerprint: bytes, now_s: float, end: Callable[[], None]) -> None:
+        """A request with this body was in flight at an ``end``, and is not sent again by llamasup itself."""
+        known = self.known.get(fingerprint)
+        if known is None or known.refusal is None:
+            ends = (end,) if known is None else (*known.ends, end)[-MAX_ENDS:]
+            self._keep(fingerprint, Suspicion(now_s + KEPT_S, ends=ends))
+
+    def refuse(self, fingerprint: bytes, now_s: float, why: Unavailable) -> Unavailable:
+        """Refuse requests with this body from now on; returns their refusal. ``why``: the last end."""
+        message = f"{_POISON.message}: {why.message}"
+        refusal = Unavailable(_POISON.status, message, cause=_POISON.cause, remedy=_POISON.remedy)
+        self._keep(fingerprint, Suspicion(now_s + KEPT_S, refusal))
+        return refusal
+
+    def clear(self, fingerprint: bytes) -> None:
+        """A request with this body was answered."""
+        self.known.pop(fingerprint, None)
+
+    def _keep(self, fingerprint: bytes, suspicion: Suspicion) -> None:
+        self.known.pop(fingerprint, None)
+        self.known[fingerprint] = suspicion
+        if len(self.known) > MAX_KEPT:
+            del self.known[next(iter(self.known))]

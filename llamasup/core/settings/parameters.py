@@ -1,0 +1,160 @@
+"""Request parameters in a config: their names, and values as in JSON (pure).
+
+llama-server ignores unknown parameters. So a name that looks like a misspelled one is an error here. A name
+that is like no known one is accepted, because another build may know it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from llamasup.core.settings.kinds import InvalidValue, ValueKind
+
+ANSWER_LENGTHS: Final = ("max_tokens", "n_predict", "max_completion_tokens", "max_output_tokens")
+"""Names of one parameter in several APIs: the most tokens of an answer."""
+
+
+def names_of(parameter: str) -> tuple[str, ...]:
+    """All names of the parameter; the first of them stands for it."""
+    return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
+
+
+_NUMBER, _WHOLE, _SWITCH, _TEXT, _LIST, _MAPPING = "number", "whole", "switch", "text", "list", "mapping"
+_KINDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
+    _NUMBER: (int, float),
+    _WHOLE: (int,),
+    _SWITCH: (bool,),
+    _TEXT: (str,),
+    _LIST: (list, str),
+    _MAPPING: (dict,),
+}
+_EXPECTED: Final = {
+    _NUMBER: "a number",
+    _WHOLE: "a whole number",
+    _SWITCH: "true or false",
+    _TEXT: "text",
+    _LIST: "a list or text",
+    _MAPPING: "keys and values",
+}
+
+# Those of llama-server b11434 that shape an answer, in their order in its documentation.
+_KNOWN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        [
+            *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma"),
+            *("typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
+            *("dry_base", "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta"),
+            *("adaptive_target", "adaptive_decay"),
+        ],
+        _NUMBER,
+    ),
+    **dict.fromkeys(
+        [
+            *("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "seed"),
+            *("n_keep", "n_discard", "n_probs", "min_keep", "n_indent", "t_max_predict_ms", "top_logprobs"),
+            *("thinking_budget_tokens", *ANSWER_LENGTHS),
+        ],
+        _WHOLE,
+    ),
+    **dict.fromkeys(
+        [
+            *("ignore_eos", "cache_prompt", "return_tokens", "post_sampling_probs", "timings_per_token"),
+            *("parse_tool_calls", "parallel_tool_calls", "add_generation_prompt", "logprobs"),
+        ],
+        _SWITCH,
+    ),
+    **dict.fromkeys(["grammar", "reasoning_format", "reasoning_effort"], _TEXT),
+    **dict.fromkeys(
+        ["stop", "samplers", "dry_sequence_breakers", "tools", "stop_sequences", "response_fields"], _LIST
+    ),
+    **dict.fromkeys(["json_schema", "response_format", "chat_template_kwargs", "thinking"], _MAPPING),
+    "logit_bias": "",
+    "tool_choice": "",
+    "lora": "",
+}
+
+# These belong to one request, or are counted before llama-server gets it.
+_RESERVED: Final[Mapping[str, str]] = {
+    "model": "the key model of the virtual model names it",
+    "system": "write it as the key system of the virtual model",
+    "instructions": "write it as the key system of the virtual model",
+    **dict.fromkeys(
+        ["messages", "prompt", "input", "content", "documents", "texts", "questions", "query"],
+        "it is the content of a request",
+    ),
+    **dict.fromkeys(["stream", "stream_options"], "the client decides how it reads the answer"),
+    **dict.fromkeys(["n", "n_cmpl"], "limits count the answers that the client asks for"),
+    "id_slot": "llamasup and llama-server choose the slot",
+}
+# Options of llama-server, whose parameters have other names.
+_OTHERWISE: Final[Mapping[str, str]] = {
+    "reasoning_budget": "thinking_budget_tokens",
+    "reasoning_budget_tokens": "thinking_budget_tokens",
+    "temp": "temperature",
+    "enable_thinking": "chat_template_kwargs: {enable_thinking: …}",
+    "ctx_size": "ctx_size of the model in models",
+    "num_ctx": "ctx_size of the model in models",
+    "num_predict": "max_tokens",
+}
+_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
+_JSON_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_DIGITS: Final = 18  # of a whole number; not all of 19 fit into 64 bits
+_CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is like none
+
+
+class ParameterName(ValueKind, frozen=True):
+    """The name of a parameter that a virtual model may change."""
+
+    allowed: ClassVar[str] = "the name of a request parameter, such as temperature"
+
+    def parse(self, text: str) -> str:
+        if not re.fullmatch(_NAME, text):
+            raise InvalidValue
+        if text in _RESERVED:
+            raise InvalidValue(f"a virtual model cannot change it: {_RESERVED[text]}")
+        if text in _OTHERWISE:
+            raise InvalidValue(f"requests have no parameter of this name; use {_OTHERWISE[text]}")
+        if text not in _KNOWN:
+            near = difflib.get_close_matches(text.casefold(), _KNOWN, n=1, cutoff=_CUTOFF)
+            if near:
+                raise InvalidValue(f"llama-server would ignore it; did you mean {near[0]}?")
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": f"^{_NAME}$", "not": {"enum": [*_RESERVED, *_OTHERWISE]}}
+
+
+def check_parameter(name: str, value: Any) -> None:
+    """Raises InvalidValue if llama-server would refuse or ignore this value."""
+    kind = _KNOWN.get(name)
+    if not kind:
+        return
+    types = _KINDS[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise InvalidValue(f"expected {_EXPECTED[kind]}")
+
+
+def plain_value(text: str) -> Any:
+    """The value of a text without quotes: a number, a switch, null, or else the text itself.
+
+    Raises InvalidValue for a number that is too large.
+    """
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    found = _JSON_NUMBER.fullmatch(text)
+    if found is None:
+        return text
+    whole, fraction, exponent = found.groups()
+    if fraction or exponent:
+        number = float(text)
+        if math.isfinite(number):
+            return number
+    elif len(whole.lstrip("-")) <= _MAX_DIGITS:
+        return int(whole)
+    raise InvalidValue("the number is too large; put it in quotes if it is text")

@@ -1,0 +1,338 @@
+"""One generation of an instance: a child with its log, its endpoint and its tasks.
+
+``begin`` plans and spawns the child. ``Generation`` reads its log, waits for its exit, cleans up after it,
+and posts the events of ``states.py``. The table decides when a child starts and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.core.http.address import Address, UnixAddress
+from llamasup.core.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
+from llamasup.core.llama_server.draft_log import DRAFTED, Drafted, read_drafted
+from llamasup.core.llama_server.rpc.in_use import USED
+from llamasup.core.llama_server.start_log import (
+    RELEVANT,
+    Ready,
+    SizeLogged,
+    StageBegan,
+    StartupFailure,
+    Warned,
+    read_line,
+)
+from llamasup.core.planning.measured.draft_acceptance import acceptance, is_low
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.supervision import states
+from llamasup.core.supervision.events import Bus, ServerWarned
+from llamasup.core.supervision.load_watch import LoadWatch
+from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.core.supervision.states import Event, Policy
+from llamasup.core.system.hardware.usage import oom_kills
+from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.output_pump import LogPump
+from llamasup.core.system.process.spawn import Child, spawn
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMissing
+
+if TYPE_CHECKING:
+    from llamasup.core.llama_server.client import Prober
+
+PUMP_TIMEOUT_S: Final = 1.0
+_REAP_TIMEOUT_S: Final = 5.0
+_MAX_SIZE_LINES: Final = 400
+
+
+class GenerationContext(Struct, frozen=True):
+    """What an instance gives to each of its generations.
+
+    ``post`` takes the events. ``policy``, ``phase`` and ``start_failure`` are functions because they change
+    during a generation. ``start_failure``: why llamasup kills the child before it was ready, if it does.
+    ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
+    """
+
+    model: str
+    planner: AnyPlanMaker
+    prober: Callable[[ChildPlan], Prober]
+    bus: Bus
+    work_folder: Path
+    cwd: Path | None
+    log_path: Path | None
+    log_passed_on: Callable[[list[bytes]], None] | None
+    on_measured: Callable[[], None] | None
+    endpoint: Callable[[int, ChildPlan], Endpoint]
+    post: Callable[[Event], None]
+    policy: Callable[[], Policy]
+    phase: Callable[[], Phase]
+    start_failure: Callable[[], Diagnosis | None]
+
+
+class Generation:
+    """The child number ``number`` of an instance, with its log, its endpoint and its tasks (in ``group``).
+
+    ``oom_kills_before``: the kernel's count of out-of-memory kills when the child started.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: ChildPlan,
+        child: Child,
+        context: GenerationContext,
+        group: asyncio.TaskGroup,
+        *,
+        oom_kills_before: int,
+    ) -> None:
+        self.number = number
+        self.plan = plan
+        self.child = child
+        self.context = context
+        self.pump = LogPump(
+            child.output_fd,
+            name=f"{context.model}/{number}/log",
+            path=context.log_path,
+            tee=context.log_passed_on,
+        )
+        self.endpoint = context.endpoint(number, plan)
+        self.kill_reason: Diagnosis | None = None
+        """Why llamasup kills the child; None if it does not, or the child is stopped on request."""
+        self.exit: Exit | None = None
+        """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
+        self.log_ready = asyncio.Event()
+        """Set when the log says that the child listens."""
+        self.size_lines: list[str] = []
+        """Log lines about the child's memory, for ``memory_log``."""
+        self.warm_up_s = 0.0
+        """The time of the first token."""
+        self.load = LoadWatch(context.planner.load_facts(plan), child.pid, asyncio.get_running_loop().time)
+        self.drafted = Drafted(0, 0)
+        """The sum of all requests."""
+        self._group = group
+        self._oom_kills_before = oom_kills_before
+        self._tasks: list[asyncio.Task[None]] = []
+        self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+        self._used: tuple[tuple[str, ...], str] = ((), "")  # the RPC workers, and the model as it was named
+
+    def __repr__(self) -> str:
+        state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
+        return f"<Generation {self.number} of {self.context.model!r}: {state}>"
+
+    def watch(self) -> None:
+        """Start to read the log and to wait for the exit."""
+        self._used = self.plan.workers, f"the model {self.context.model}"
+        USED.add(*self._used)
+        self.pump.watch(RELEVANT, self._read_line)
+        self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
+        self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+        for message, remedy in self.plan.warnings:
+            self.warn(message, remedy)
+
+    def rename(self, context: GenerationContext) -> None:
+        """Take over the model's new name from ``context``."""
+        self.context = context
+        self.endpoint.model = context.model
+
+    def post(self, event: Event) -> None:
+        self.context.post(event)
+
+    def prober(self) -> Prober:
+        """A client of the child."""
+        return self.context.prober(self.plan)
+
+    def warn(self, message: str, remedy: str = "") -> None:
+        """Publish a problem that does not end the child."""
+        self.context.bus.publish(ServerWarned(self.context.model, self.number, message, remedy))
+
+    # --- tasks
+
+    def start(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Start a task that ends with the child at the latest."""
+        name = f"{self.context.model}/{self.number}/{work.__name__}"
+        task = self._group.create_task(work(self), name=name)
+        self._tasks.append(task)
+        return task
+
+    def start_slot_transfer(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
+        """``start`` a save or a restore, and cancel the one before it."""
+        if self._slots is not None:
+            self._slots.cancel()
+        self._slots = self.start(work)
+
+    def close(self, why: Unavailable, *, crashed: bool) -> None:
+        """End the running requests of clients, and those of llamasup: llama-server does not exit while it
+        works on one (b11434).
+        """
+        self.endpoint.close(why, crashed=crashed)
+        self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # --- its log
+
+    def _read_line(self, line: str) -> None:
+        match read_line(line):
+            case Ready():
+                self.log_ready.set()
+            case StartupFailure(diagnosis) if self.plan.checked:
+                self.post(states.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
+            case Warned(message, remedy):
+                self.warn(message, remedy)
+            case SizeLogged() if len(self.size_lines) < _MAX_SIZE_LINES:
+                self.size_lines.append(line)
+            case StageBegan(stage):
+                self.load.stage_began(stage)
+            case _:
+                pass
+
+    def watch_drafts(self) -> None:
+        """Read no more of the log than the counts of drafts: from now on, clients can write into it."""
+        self.pump.watch(DRAFTED, self._count_drafts)
+
+    def _count_drafts(self, line: str) -> None:
+        drafted = read_drafted(line)
+        if drafted is None:
+            return
+        was_low = is_low(self.drafted.proposed, self.drafted.accepted)
+        self.drafted += drafted
+        if is_low(self.drafted.proposed, self.drafted.accepted) and not was_low:
+            said = acceptance(self.drafted.proposed, self.drafted.accepted)
+            self.warn(
+                f"{said.capitalize()}.", "Leave the draft out, or use one that was made for this model."
+            )
+
+    def _adjusted(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Add what the next start changes, if a smaller plan may help (S5)."""
+        return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
+
+    # --- its end
+
+    async def _reap(self) -> None:
+        exit_ = await self.child.wait()
+        self.exit = exit_
+        explained = self.endpoint.is_explained
+        phase, start_failure = self.context.phase(), self.context.start_failure()
+        if self._slots is not None:
+            # Its connection is closed, too, and its warning belongs before the exit.
+            await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
+        self._cancel_tasks()
+        await self.clean_up()
+        if self.drafted.proposed:
+            await asyncio.to_thread(self.context.planner.drafted, self.plan, self.drafted)
+        diagnosis = start_failure or diagnose(
+            exit_,
+            self.pump.tail(),
+            phase=phase,
+            requested=phase == "stopping",
+            oom_killed=oom_kills() > self._oom_kills_before,
+            build=self.plan.build,
+        )
+        if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
+            # They answer again once their llama-server has ended.
+            seen = self.kill_reason or diagnosis
+            diagnosis = await asyncio.to_thread(self.context.planner.name_lost, self.plan, seen)
+        if (phase == "starting" or start_failure is not None) and diagnosis.cause != WORKER_LOST:
+            diagnosis = self._adjusted(diagnosis)
+        self.post(states.Exited(self.number, diagnosis, explained))
+
+    async def clean_up(self) -> None:
+        """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        USED.remove(*self._used)
+        self._used = (), ""
+        await asyncio.to_thread(self.child.end_descendants)
+        await self.pump.aclose(PUMP_TIMEOUT_S)
+        _remove_socket(self.plan.address)
+
+    async def kill(self) -> None:
+        """Kill the child without a drain and clean up, because the instance is cancelled."""
+        self.endpoint.close(generation_ended("llamasup is ending"))
+        self.child.kill_group()
+        await _shielded(self.child.wait(), _REAP_TIMEOUT_S)
+        await _shielded(self.clean_up(), PUMP_TIMEOUT_S)
+
+
+async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
+    """Finish ``work`` although this task is being cancelled, within ``timeout_s``."""
+    future = asyncio.ensure_future(work)  # noqa: TID251 (owned right here)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(future)
+
+
+def _remove_socket(address: Address) -> None:
+    """llama-server removes neither an old socket in its way nor, at its end, its own (b11434)."""
+    if isinstance(address, UnixAddress):
+        Path(address.path).unlink(missing_ok=True)
+
+
+# --- its start ----------------------------------------------------------------------------------------
+
+
+async def begin(
+    number: int,
+    context: GenerationContext,
+    group: asyncio.TaskGroup,
+    *,
+    is_wanted: Callable[[], bool],
+    first: bool,
+) -> Generation | Diagnosis:
+    """Plan and spawn a child. Returns the running generation, or why it was not started.
+
+    The plan is made in a thread, since it may query devices. The spawn is in this thread (PDEATHSIG), and
+    only if ``is_wanted`` still holds. ``first``: no child has served yet.
+    """
+    try:
+        plan: ChildPlan = await asyncio.to_thread(context.planner.plan, number)
+        if not is_wanted():
+            return _NOT_STARTED
+        # A cleaner of temporary folders may have removed it.
+        context.work_folder.mkdir(mode=0o700, exist_ok=True)
+        _remove_socket(plan.address)
+        oom_kills_before = oom_kills()
+        cwd = context.cwd or context.work_folder
+        child = spawn(
+            plan.argv,
+            env=plan.env,
+            cwd=cwd,
+            run_folder=context.work_folder,
+            nice=plan.nice,
+            ignores_sigpipe=plan.ignores_sigpipe,
+        )
+    except LlamasupError as error:
+        return _as_diagnosis(error, first=first)
+    except OSError as error:
+        return _as_diagnosis(_spawn_error(error), first=True)
+    try:
+        generation = Generation(number, plan, child, context, group, oom_kills_before=oom_kills_before)
+        generation.watch()
+    except BaseException:
+        # Nothing else would end the child.
+        child.kill_group()
+        child.poll()
+        raise
+    return generation
+
+
+_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came first.", "", (), False, 0)
+
+
+def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
+    """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
+    waits = isinstance(error, WorkerMissing) or (isinstance(error, DoesNotFit) and not first)
+    lines = (*error.details, *error.lines)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, not waits, error.exit_code)
+
+
+def _spawn_error(error: OSError) -> LlamasupError:
+    return BrokenRuntime(
+        f"llama-server could not be started: {error.strerror or error}",
+        remedy="Check the limits on processes and open files (ulimit -a).",
+    )

@@ -1,0 +1,563 @@
+"""The supervision of one child as a table: state and event in, next state and effects out.
+
+``advance`` is pure: time and randomness are arguments. The runner (``runner.py``) carries out the effects
+and posts their results as new events.
+
+Every event about a child carries its generation. ``is_stale`` names the events that are dropped: those of an
+earlier generation, of a child that has exited, and of old timers.
+
+The steps come first, then the ``TABLE`` that chooses one by state and event. A step is a pure function from a
+``Transition`` to the next instance and the effects, in order; it never reads the current state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.core.llama_server.diagnosis import WORKER_LOST, Diagnosis, may_be_of_a_request
+from llamasup.core.supervision.backoff import recent_crashes, restart_delay_s
+from llamasup.core.supervision.states import (
+    AwaitIdle,
+    CloseEndpoint,
+    CrashExplained,
+    Drained,
+    Effect,
+    Event,
+    Exited,
+    Healthy,
+    Instance,
+    Kill,
+    KillRequested,
+    LivenessFailed,
+    Loading,
+    Policy,
+    Probe,
+    Progressed,
+    Report,
+    RestartRequested,
+    RestoreSlots,
+    SaveSlots,
+    SlotRestoreCorrupted,
+    SlotsRestored,
+    SlotsSaved,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    StartRequested,
+    StartupFailureLogged,
+    State,
+    StopRequested,
+    Terminate,
+    TimerFired,
+    WakeAt,
+    WarmUp,
+    WarmupFailed,
+    WarmupSucceeded,
+    Watch,
+)
+from llamasup.errors import WorkerMissing
+
+__all__ = ["TABLE", "InvalidTransition", "advance", "is_stale"]
+
+Outcome = tuple[Instance, tuple[Effect, ...]]
+
+
+class Transition(Struct, frozen=True):
+    instance: Instance
+    event: Event
+    policy: Policy
+    now_s: float
+    roll: float
+
+    def with_instance(self, **changes: Any) -> Transition:
+        return replace(self, instance=replace(self.instance, **changes))
+
+    def deadline(self, after_s: float, **changes: Any) -> tuple[Instance, WakeAt]:
+        """Change the instance and set a new timer, which makes every earlier one stale."""
+        timer_id = self.instance.timer_id + 1
+        return replace(self.instance, timer_id=timer_id, **changes), WakeAt(timer_id, self.now_s + after_s)
+
+
+Step = Callable[[Transition], Outcome]
+
+
+def ignore(transition: Transition) -> Outcome:
+    return transition.instance, ()
+
+
+def _spawn(transition: Transition) -> Outcome:
+    starting, wake = transition.deadline(
+        transition.policy.stall_timeout_s,
+        state=State.STARTING,
+        generation=transition.instance.generation + 1,
+        alive=True,
+        restart_pending=False,
+        kill_reason=None,
+        ready=False,
+        keeps_slots=False,
+        transferring_slots=False,
+        next_start_s=None,
+    )
+    return starting, (Spawn(starting.generation), wake)
+
+
+def reset_and_start(transition: Transition) -> Outcome:
+    """A requested start resets the crash count."""
+    return _spawn(transition.with_instance(crashes=(), waits=0, half_open_since_s=None))
+
+
+def try_half_open(transition: Transition) -> Outcome:
+    """One start after a crash loop: if it crashes soon, no other follows until the next interval."""
+    return restart_now(transition.with_instance(half_open_since_s=transition.now_s))
+
+
+def restart_now(transition: Transition) -> Outcome:
+    return _spawn(transition.with_instance(restarts=transition.instance.restarts + 1))
+
+
+def spawned(transition: Transition) -> Outcome:
+    assert isinstance(transition.event, Spawned)
+    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots, waits=0)
+    return known, (Probe(known.generation),)
+
+
+def loading(transition: Transition) -> Outcome:
+    loading, wake = transition.deadline(transition.policy.stall_timeout_s, state=State.LOADING)
+    return loading, (wake,)
+
+
+def progressed(transition: Transition) -> Outcome:
+    if transition.instance.transferring_slots:
+        return ignore(transition)  # a transfer has its own deadline
+    instance, wake = transition.deadline(transition.policy.stall_timeout_s)
+    return instance, (wake,)
+
+
+def healthy(transition: Transition) -> Outcome:
+    if not transition.policy.warm_up:
+        return warmup_succeeded(transition)
+    warming, wake = transition.deadline(transition.policy.stall_timeout_s, state=State.WARMING)
+    return warming, (WarmUp(warming.generation), wake)
+
+
+def warmup_succeeded(transition: Transition) -> Outcome:
+    if not transition.instance.keeps_slots:
+        return serve(transition)
+    # Before the first request, which could use a slot that is to be restored.
+    restoring, wake = transition.deadline(
+        transition.policy.slots_timeout_s, state=State.WARMING, transferring_slots=True
+    )
+    return restoring, (RestoreSlots(restoring.generation), wake)
+
+
+def serve(transition: Transition) -> Outcome:
+    # A new id without a timer: the start deadline must not end a server that serves.
+    serving = replace(
+        transition.instance,
+        state=State.READY,
+        ready=True,
+        transferring_slots=False,
+        timer_id=transition.instance.timer_id + 1,
+    )
+    return serving, (Watch(serving.generation),)
+
+
+def drain(transition: Transition, *, restart_pending: bool = False) -> Outcome:
+    draining, wake = transition.deadline(
+        transition.policy.drain_timeout_s, state=State.DRAINING, restart_pending=restart_pending
+    )
+    return draining, (AwaitIdle(draining.generation), wake)
+
+
+def warmup_timeout(transition: Transition) -> Outcome:
+    # A request that would use a slot that was not restored in time computes its prompt again.
+    return serve(transition) if transition.instance.transferring_slots else fail_and_kill(transition)
+
+
+def drained(transition: Transition) -> Outcome:
+    if transition.instance.transferring_slots:
+        return ignore(transition)
+    if not transition.instance.keeps_slots:
+        return terminate(transition)
+    saving, wake = _save_slots(transition)
+    return saving, (SaveSlots(saving.generation), wake)
+
+
+def drain_timeout(transition: Transition) -> Outcome:
+    instance = transition.instance
+    if instance.transferring_slots or not (instance.keeps_slots and transition.policy.continue_streams):
+        return terminate(transition)
+    # The streams go on at the next server, which restores what this one has computed for them.
+    saving, wake = _save_slots(transition)
+    generation = saving.generation
+    return saving, (CloseEndpoint(generation, _STOPPING), SaveSlots(generation), wake)
+
+
+def _save_slots(transition: Transition) -> tuple[Instance, WakeAt]:
+    return transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
+
+
+def drain_and_restart(transition: Transition) -> Outcome:
+    return drain(transition, restart_pending=True)
+
+
+def terminate(transition: Transition) -> Outcome:
+    policy = transition.policy
+    # A SIGTERM can be lost only just after the ready line. A second one ends llama-server at once, so a
+    # server that was ready gets only one, and the whole stop timeout.
+    term_resent = transition.instance.ready
+    timeout_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
+    stopping, wake = transition.deadline(timeout_s, state=State.STOPPING, term_resent=term_resent)
+    generation = stopping.generation
+    return stopping, (CloseEndpoint(generation, _STOPPING), Terminate(generation), wake)
+
+
+def resend_sigterm(transition: Transition) -> Outcome:
+    if transition.instance.term_resent:
+        return kill(transition)
+    timeout_s = transition.policy.stop_timeout_s - transition.policy.first_term_timeout_s
+    stopping, wake = transition.deadline(timeout_s, term_resent=True)
+    return stopping, (Terminate(stopping.generation), wake)
+
+
+def terminate_and_restart(transition: Transition) -> Outcome:
+    return terminate(transition.with_instance(restart_pending=True))
+
+
+def kill(transition: Transition) -> Outcome:
+    stopping, wake = transition.deadline(
+        transition.policy.kill_again_s, state=State.STOPPING, term_resent=True
+    )
+    generation, kill_reason = stopping.generation, stopping.kill_reason
+    reason = _STOPPING if kill_reason is None else kill_reason.message
+    return stopping, (CloseEndpoint(generation, reason, kill_reason), Kill(generation), wake)
+
+
+def _without_slots(transition: Transition) -> Transition:
+    return transition.with_instance(keeps_slots=False)
+
+
+def discard_slots(transition: Transition) -> Outcome:
+    """Do not save the corrupted slots; ending the endpoint also ends a save that is running."""
+    if transition.instance.transferring_slots:
+        return terminate(_without_slots(transition))
+    return _without_slots(transition).instance, ()
+
+
+def kill_corrupted(transition: Transition) -> Outcome:
+    clean = _without_slots(transition)
+    return kill(clean.with_instance(restart_pending=True))
+
+
+def drain_corrupted(transition: Transition) -> Outcome:
+    return drain_and_restart(_without_slots(transition))
+
+
+def kill_and_cancel_restart(transition: Transition) -> Outcome:
+    return kill(transition.with_instance(restart_pending=False, kill_reason=None))
+
+
+def cancel_restart(transition: Transition) -> Outcome:
+    return replace(transition.instance, restart_pending=False, kill_reason=None), ()
+
+
+def restart_after_exit(transition: Transition) -> Outcome:
+    return replace(transition.instance, restart_pending=True, kill_reason=None), ()
+
+
+def fail_and_kill(transition: Transition) -> Outcome:
+    """Kill a child that runs but does not work, and count that as a crash."""
+    if isinstance(transition.event, WarmupFailed | StartupFailureLogged | LivenessFailed):
+        kill_reason = transition.event.diagnosis
+    else:
+        seconds = transition.policy.stall_timeout_s
+        kill_reason = Diagnosis(
+            cause="hung_start",
+            message=f"llama-server made no progress for {seconds:.0f} s while starting and was killed.",
+            remedy="See its log (llamasup logs). Usual causes: a very slow disk, a GPU driver that hangs.",
+            lines=(),
+            deterministic=False,
+            exit_code=75,
+        )
+    return kill(transition.with_instance(kill_reason=kill_reason))
+
+
+def expected_exit(transition: Transition) -> Outcome:
+    """The child exited after llamasup ended it."""
+    transition = transition.with_instance(alive=False)
+    if transition.instance.kill_reason is not None:
+        return _crashed(transition, _reason_of_kill(transition), by_us=True)
+    return restart_now(transition) if transition.instance.restart_pending else settle(transition)
+
+
+def _reason_of_kill(transition: Transition) -> Diagnosis:
+    """Why llamasup killed the server, with what is known only after its end.
+
+    A llama-server whose RPC worker hangs seems to hang itself; the workers are asked after its end. After a
+    start that hung, the planner is asked.
+    """
+    event, kill_reason = transition.event, transition.instance.kill_reason
+    assert kill_reason is not None
+    assert isinstance(event, Exited | SpawnFailed)
+    if event.diagnosis.cause == WORKER_LOST:
+        return event.diagnosis
+    return replace(kill_reason, adjustment=kill_reason.adjustment or event.diagnosis.adjustment)
+
+
+def exit_while_draining(transition: Transition) -> Outcome:
+    instance, effects = expected_exit(transition)
+    return instance, (CloseEndpoint(transition.instance.generation, "llama-server ended"), *effects)
+
+
+def unexpected_exit(transition: Transition) -> Outcome:
+    """The child exited by itself."""
+    assert isinstance(transition.event, Exited | SpawnFailed)
+    diagnosis = transition.event.diagnosis
+    instance, effects = _crashed(transition.with_instance(alive=False), diagnosis)
+    close = CloseEndpoint(transition.instance.generation, diagnosis.message, diagnosis)
+    return instance, (close, *effects)
+
+
+def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:
+    transition = transition.with_instance(last=diagnosis, kill_reason=None, restart_pending=False)
+    instance, policy, now_s = transition.instance, transition.policy.restart, transition.now_s
+    if diagnosis.adjustment is not None:
+        # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).
+        return _report_and_restart(transition, diagnosis, by_us=by_us)
+    if diagnosis.cause == WorkerMissing.cause:
+        # No crash either: starts are tried until the worker is back.
+        waits = instance.waits + 1
+        delay_s = restart_delay_s(waits, was_ready=False, roll=transition.roll, policy=policy)
+        waiting = transition.with_instance(waits=waits)
+        return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
+    crashes = recent_crashes(instance.crashes, now_s, policy)
+    event = transition.event
+    is_explained = isinstance(event, Exited) and event.explained and may_be_of_a_request(diagnosis)
+    if not is_explained:  # else the first end that its request caused counts, until that is explained, too
+        crashes = (*crashes, (now_s, instance.generation))
+    transition = transition.with_instance(crashes=crashes)
+    if diagnosis.deterministic:
+        failed = _settled(transition.instance, State.FAILED)
+        return failed, (Report(failed.generation, diagnosis, None, by_us),)
+    since_s = instance.half_open_since_s
+    is_half_open = since_s is not None and now_s - since_s < policy.window_s
+    if not is_explained and (is_half_open or len(crashes) > policy.most_crashes):
+        return _give_up(transition, diagnosis, by_us=by_us)
+    if not is_explained:
+        transition = transition.with_instance(half_open_since_s=None)
+    count = max(1, len(crashes))
+    delay_s = restart_delay_s(count, was_ready=instance.ready, roll=transition.roll, policy=policy)
+    if delay_s == 0.0:
+        return _report_and_restart(transition, diagnosis, by_us=by_us)
+    return _report_and_wait(transition, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
+
+
+def _give_up(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
+    """A crash loop: no more starts, or a single one after the half-open interval."""
+    delay_s = transition.policy.restart.half_open_s
+    if delay_s is not None:
+        return _report_and_wait(transition, diagnosis, State.FAILED, delay_s, by_us=by_us)
+    failed = _settled(transition.instance, State.FAILED)
+    return failed, (Report(failed.generation, diagnosis, None, by_us),)
+
+
+def _report_and_restart(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
+    instance, effects = restart_now(transition)
+    return instance, (Report(transition.instance.generation, diagnosis, 0.0, by_us), *effects)
+
+
+def _report_and_wait(
+    transition: Transition, diagnosis: Diagnosis, state: State, delay_s: float, *, by_us: bool
+) -> Outcome:
+    next_start_s = transition.now_s + delay_s
+    waiting, wake = transition.deadline(delay_s, state=state, next_start_s=next_start_s)
+    return waiting, (Report(waiting.generation, diagnosis, delay_s, by_us), wake)
+
+
+def settle(transition: Transition) -> Outcome:
+    return _settled(transition.instance, State.STOPPED), ()
+
+
+def _settled(instance: Instance, state: State) -> Instance:
+    return replace(instance, state=state, timer_id=instance.timer_id + 1, next_start_s=None)
+
+
+def forget_crash(transition: Transition) -> Outcome:
+    assert isinstance(transition.event, CrashExplained)
+    explained = transition.event.generation
+    kept = tuple(crash for crash in transition.instance.crashes if crash[1] != explained)
+    return replace(transition.instance, crashes=kept), ()
+
+
+TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
+    {
+        State.STOPPED: {
+            CrashExplained: forget_crash,
+            StartRequested: reset_and_start,
+            StopRequested: ignore,
+            KillRequested: ignore,
+            RestartRequested: reset_and_start,
+        },
+        State.STARTING: {
+            CrashExplained: forget_crash,
+            StartRequested: ignore,
+            StopRequested: terminate,
+            KillRequested: kill,
+            RestartRequested: terminate_and_restart,
+            Spawned: spawned,
+            SpawnFailed: unexpected_exit,
+            Loading: loading,
+            Progressed: progressed,
+            Healthy: healthy,
+            StartupFailureLogged: fail_and_kill,
+            Exited: unexpected_exit,
+            TimerFired: fail_and_kill,
+        },
+        State.LOADING: {
+            CrashExplained: forget_crash,
+            StartRequested: ignore,
+            StopRequested: terminate,
+            KillRequested: kill,
+            RestartRequested: terminate_and_restart,
+            Loading: ignore,
+            Progressed: progressed,
+            Healthy: healthy,
+            StartupFailureLogged: fail_and_kill,
+            Exited: unexpected_exit,
+            TimerFired: fail_and_kill,
+        },
+        State.WARMING: {
+            CrashExplained: forget_crash,
+            StartRequested: ignore,
+            StopRequested: terminate,
+            KillRequested: kill,
+            RestartRequested: terminate_and_restart,
+            Progressed: progressed,
+            WarmupSucceeded: warmup_succeeded,
+            WarmupFailed: fail_and_kill,
+            SlotsRestored: serve,
+            SlotRestoreCorrupted: kill_corrupted,
+            StartupFailureLogged: ignore,
+            Exited: unexpected_exit,
+            TimerFired: warmup_timeout,
+        },
+        State.READY: {
+            CrashExplained: forget_crash,
+            StartRequested: ignore,
+            StopRequested: drain,
+            KillRequested: kill,
+            RestartRequested: drain_and_restart,
+            Progressed: ignore,
+            SlotsRestored: ignore,
+            SlotRestoreCorrupted: drain_corrupted,
+            StartupFailureLogged: ignore,
+            LivenessFailed: fail_and_kill,
+            Exited: unexpected_exit,
+        },
+        State.DRAINING: {
+            CrashExplained: forget_crash,
+            StartRequested: restart_after_exit,
+            StopRequested: cancel_restart,
+            KillRequested: kill_and_cancel_restart,
+            RestartRequested: restart_after_exit,
+            Progressed: ignore,
+            SlotsRestored: ignore,
+            SlotRestoreCorrupted: discard_slots,
+            SlotsSaved: terminate,
+            StartupFailureLogged: ignore,
+            LivenessFailed: kill,
+            Drained: drained,
+            Exited: exit_while_draining,
+            TimerFired: drain_timeout,
+        },
+        State.STOPPING: {
+            CrashExplained: forget_crash,
+            StartRequested: restart_after_exit,
+            StopRequested: cancel_restart,
+            KillRequested: kill_and_cancel_restart,
+            RestartRequested: restart_after_exit,
+            Spawned: ignore,
+            SpawnFailed: expected_exit,
+            Loading: ignore,
+            Progressed: ignore,
+            Healthy: ignore,
+            WarmupSucceeded: ignore,
+            WarmupFailed: ignore,
+            SlotsRestored: ignore,
+            SlotRestoreCorrupted: ignore,
+            SlotsSaved: ignore,
+            StartupFailureLogged: ignore,
+            LivenessFailed: ignore,
+            Drained: ignore,
+            Exited: expected_exit,
+            TimerFired: resend_sigterm,
+        },
+        State.BACKOFF: {
+            CrashExplained: forget_crash,
+            StartRequested: restart_now,
+            StopRequested: settle,
+            KillRequested: settle,
+            RestartRequested: restart_now,
+            TimerFired: restart_now,
+        },
+        State.FAILED: {
+            CrashExplained: forget_crash,
+            StartRequested: reset_and_start,
+            StopRequested: settle,
+            KillRequested: settle,
+            RestartRequested: reset_and_start,
+            TimerFired: try_half_open,
+        },
+    }
+)
+
+_STOPPING: Final = "the server is stopping"
+
+
+class InvalidTransition(RuntimeError):
+    """An event that the table has no row for: a bug of the caller."""
+
+    def __init__(self, instance: Instance, event: Event) -> None:
+        super().__init__(f"{type(event).__name__} in state {instance.state}: {event!r} at {instance!r}")
+
+
+def advance(
+    instance: Instance,
+    event: Event,
+    policy: Policy,
+    *,
+    now_s: float,
+    roll: float,
+    child_exited: bool = False,
+) -> tuple[Instance, tuple[Effect, ...]]:
+    """The next instance and the effects to carry out, in order.
+
+    ``now_s`` is a monotonic time in seconds; ``roll`` is uniform in [0, 1), for the jitter.
+    ``child_exited``: the child has exited, and its ``Exited`` event is on the way.
+    Raises InvalidTransition if the table has no row.
+    """
+    if is_stale(instance, event, child_exited=child_exited):
+        return instance, ()
+    step = TABLE[instance.state].get(type(event))
+    if step is None:
+        raise InvalidTransition(instance, event)
+    return step(Transition(instance, event, policy, now_s, roll))
+
+
+def is_stale(instance: Instance, event: Event, *, child_exited: bool = False) -> bool:
+    """Whether ``advance`` drops the event, because its child has ended or its timer was replaced."""
+    match event:
+        case StartRequested() | StopRequested() | KillRequested() | RestartRequested() | CrashExplained():
+            return False
+        case TimerFired(timer_id):
+            return timer_id != instance.timer_id
+        case Exited() | SpawnFailed() | SlotRestoreCorrupted():
+            # Corrupted slots are the reason for the exit, which is then no crash.
+            return event.generation != instance.generation or not instance.alive
+        case _:
+            return event.generation != instance.generation or not instance.alive or child_exited

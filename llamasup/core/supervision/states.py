@@ -1,0 +1,330 @@
+"""The values of the supervision table (``state_machine.py``): states of an instance, events and effects."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from llamasup.core.llama_server.diagnosis import Diagnosis
+from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.sections import SLOTS_BYTES
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.liveness import LivenessPolicy
+
+
+class State(StrEnum):
+    STOPPED = "stopped"  # no child, and no start requested
+    STARTING = "starting"  # the child is spawned and has not answered yet
+    LOADING = "loading"  # it answers that the model is loading
+    WARMING = "warming"  # it answers that it is ready; the warm-up checks that
+    READY = "ready"  # it serves requests
+    DRAINING = "draining"  # no new requests; running ones finish
+    STOPPING = "stopping"  # it got SIGTERM or SIGKILL and has not exited yet
+    BACKOFF = "backoff"  # it crashed; the next start waits
+    FAILED = "failed"  # no restart, because it would fail again; or one start every few minutes (half-open)
+
+
+LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
+"""The states in which a child exists that has not been reaped."""
+
+
+class PolicyOptions(Struct, frozen=True, kw_only=True):
+    """The part of a policy that the options of a service set. All times in seconds."""
+
+    warm_up: bool = True
+    stall_timeout_s: float = 120.0
+    """Longest time without progress while starting (S6); the start itself has no limit."""
+    wait_timeout_s: float = 120.0
+    """How long a request may wait for a load, a restart or a permit (S9); 0: not at all."""
+    max_concurrent: int | None = None
+    """How many jobs run at the same time; None: as many as the plan has slots."""
+    max_queued: int = 256
+    """How many requests may wait for a load or a permit; 0: none."""
+    continue_streams: bool = False
+    """Whether streamed answers are continued by the next generation (``continuation/``)."""
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    slots_timeout_s: float = 10.0
+    """Time limit for saving slots before the server ends, and for restoring them before it serves."""
+    slots_disk_bytes: int = SLOTS_BYTES
+    """Limit for the saved slots of all models on the disk (``Settings.keep_slots``)."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
+
+
+class Policy(PolicyOptions, frozen=True, kw_only=True):
+    """All times in seconds."""
+
+    limits_to_slots: bool = True
+    """If false, only ``max_concurrent`` limits the running jobs."""
+    waits_for_first_load: bool = True
+    """If false, llama-server itself answers during its first load: with 503, at once."""
+    knows_all_keys: bool = True
+    """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
+    repairs: Repairs = NO_REPAIRS
+    """What is repaired in its requests and answers."""
+    terminate_again_s: float = 0.5
+    """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
+    kill_again_s: float = 5.0
+    """A killed process can stay in uninterruptible I/O; SIGKILL is sent again at this interval."""
+
+    @property
+    def first_term_timeout_s(self) -> float:
+        return min(self.terminate_again_s, self.stop_timeout_s)
+
+    def permits(self, slots: int | None) -> int | None:
+        """How many jobs a plan with ``slots`` runs at the same time; None: no limit.
+
+        Without a queue in llamasup (``wait_timeout_s`` 0) the slots are no limit, because llama-server has
+        a queue of its own; ``max_concurrent`` is.
+        """
+        if self.max_concurrent is not None:
+            return self.max_concurrent
+        return slots if self.limits_to_slots and self.wait_timeout_s > 0.0 else None
+
+
+class Instance(Struct, frozen=True):
+    """The state of one instance. ``generation`` is the number of its current or last child."""
+
+    state: State = State.STOPPED
+    generation: int = 0
+    alive: bool = False
+    timer_id: int = 0
+    """Number of the newest timer; events of older timers are stale."""
+    restart_pending: bool = False
+    """Whether a new child starts once the current one has exited."""
+    term_resent: bool = False
+    """Whether the child got a second SIGTERM or a SIGKILL."""
+    kill_reason: Diagnosis | None = None
+    """Why llamasup kills a child that failed; counts as a crash."""
+    ready: bool = False
+    """Whether the current or last child ever became ready."""
+    keeps_slots: bool = False
+    """Whether the slots of the current child are saved before it ends."""
+    transferring_slots: bool = False
+    """Whether slots are being saved or restored now."""
+    crashes: tuple[tuple[float, int], ...] = ()
+    """The times of recent crashes, with their generations; without those that one request has caused."""
+    waits: int = 0
+    """How often a start has waited for an RPC worker since the last child."""
+    restarts: int = 0
+    last: Diagnosis | None = None
+    next_start_s: float | None = None
+    """When the next start comes by itself: in BACKOFF, and in FAILED if half-open."""
+    half_open_since_s: float | None = None
+    """When it was started from FAILED (half-open); a crash soon after leads back to FAILED."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it stays in this state until a request changes it."""
+        return self.state is State.STOPPED or (self.state is State.FAILED and self.next_start_s is None)
+
+
+# --- events: requests --------------------------------------------------------------------------------
+
+
+class StartRequested(Struct, frozen=True):
+    pass
+
+
+class StopRequested(Struct, frozen=True):
+    """Stop gracefully: drain, then SIGTERM."""
+
+
+class KillRequested(Struct, frozen=True):
+    """Stop at once, as after a second Ctrl-C."""
+
+
+class RestartRequested(Struct, frozen=True):
+    pass
+
+
+# --- events about the child --------------------------------------------------------------------------
+
+
+class _ChildEvent(Struct, frozen=True):
+    generation: int
+
+
+class _Diagnosed(Struct, frozen=True):
+    generation: int
+    diagnosis: Diagnosis
+
+
+class Spawned(Struct, frozen=True):
+    generation: int
+    pid: int
+    keeps_slots: bool = False
+
+
+class SpawnFailed(_Diagnosed, frozen=True):
+    pass
+
+
+class Loading(_ChildEvent, frozen=True):
+    """``/health`` answers that the model is loading."""
+
+
+class Progressed(_ChildEvent, frozen=True):
+    """A sign of progress while starting: log lines, growing memory or bytes read."""
+
+
+class Healthy(_ChildEvent, frozen=True):
+    """``/health`` answers 200."""
+
+
+class WarmupSucceeded(_ChildEvent, frozen=True):
+    """The child produced a token, an embedding or a score."""
+
+
+class WarmupFailed(_Diagnosed, frozen=True):
+    pass
+
+
+class SlotsRestored(_ChildEvent, frozen=True):
+    """All saved slots are restored, or there were none."""
+
+
+class SlotRestoreCorrupted(_ChildEvent, frozen=True):
+    """The child restored only a part of a slot. That part stays in the KV cache, where later requests would
+    use it; only a new start removes it (#27068).
+    """
+
+
+class SlotsSaved(_ChildEvent, frozen=True):
+    """The slots are saved, as far as that was possible."""
+
+
+class StartupFailureLogged(_Diagnosed, frozen=True):
+    """The log of a loading child shows that the start will fail."""
+
+
+class LivenessFailed(_Diagnosed, frozen=True):
+    """The child runs but no longer serves: it does not answer, or its requests make no progress (S7, S8)."""
+
+
+class Drained(_ChildEvent, frozen=True):
+    """The last running request has ended."""
+
+
+class Exited(_Diagnosed, frozen=True):
+    """The child has exited and is reaped. ``explained``: a request that ran alone has ended two."""
+
+    explained: bool = False
+
+
+class CrashExplained(_ChildEvent, frozen=True):
+    """One request has ended this child, and a later one."""
+
+
+class TimerFired(Struct, frozen=True):
+    timer_id: int
+
+
+Event = (
+    StartRequested
+    | StopRequested
+    | KillRequested
+    | RestartRequested
+    | Spawned
+    | SpawnFailed
+    | Loading
+    | Progressed
+    | Healthy
+    | WarmupSucceeded
+    | WarmupFailed
+    | SlotsRestored
+    | SlotRestoreCorrupted
+    | SlotsSaved
+    | StartupFailureLogged
+    | LivenessFailed
+    | Drained
+    | Exited
+    | CrashExplained
+    | TimerFired
+)
+
+
+# --- effects -----------------------------------------------------------------------------------------
+
+
+class _ChildEffect(Struct, frozen=True):
+    generation: int
+
+
+class Spawn(_ChildEffect, frozen=True):
+    pass
+
+
+class Probe(_ChildEffect, frozen=True):
+    """Probe ``/health`` until it answers 200, and watch for progress."""
+
+
+class WarmUp(_ChildEffect, frozen=True):
+    pass
+
+
+class RestoreSlots(_ChildEffect, frozen=True):
+    pass
+
+
+class SaveSlots(_ChildEffect, frozen=True):
+    pass
+
+
+class Watch(_ChildEffect, frozen=True):
+    """Check liveness while it serves."""
+
+
+class AwaitIdle(_ChildEffect, frozen=True):
+    pass
+
+
+class CloseEndpoint(Struct, frozen=True):
+    """End running requests: llama-server itself would keep streams open until the next ping (b11434).
+
+    Their clients get the reason, and ``diagnosis`` if the server did not end as requested.
+    """
+
+    generation: int
+    reason: str
+    diagnosis: Diagnosis | None = None
+
+
+class Terminate(_ChildEffect, frozen=True):
+    pass
+
+
+class Kill(_ChildEffect, frozen=True):
+    pass
+
+
+class WakeAt(Struct, frozen=True):
+    timer_id: int
+    at_s: float
+
+
+class Report(Struct, frozen=True):
+    """Publish that a child failed. ``restart_in_s`` None: no restart. ``by_us``: llamasup killed it."""
+
+    generation: int
+    diagnosis: Diagnosis
+    restart_in_s: float | None
+    by_us: bool = False
+
+
+Effect = (
+    Spawn
+    | Probe
+    | WarmUp
+    | RestoreSlots
+    | Watch
+    | AwaitIdle
+    | SaveSlots
+    | CloseEndpoint
+    | Terminate
+    | Kill
+    | WakeAt
+    | Report
+)

@@ -1,0 +1,304 @@
+"""What Linux, macOS and the BSDs have in common."""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform != "win32"
+
+import contextlib
+import os
+import signal
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # see __init__.py
+    import socket
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from llamasup.core.system.native.interface import Keyboard
+    from llamasup.core.system.own_command import Part
+
+_waitid: Any = getattr(os, "waitid", None)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Posix:
+    has_unix_sockets = True
+    keeps_open_files = False
+    loop_reads_pipes = True
+    # Not on macOS before Python 3.13: there the group is killed just after the reaping.
+    sees_without_reaping = hasattr(os, "waitid")
+    executable_suffix = ""
+    config_folder: str | None = "/etc"
+
+    # --- files and folders
+
+    def is_own(self, status: os.stat_result) -> bool:
+        return status.st_uid == os.geteuid()
+
+    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
+        return self.is_own(status)
+
+    def make_private(self, path: Path, status: os.stat_result) -> str:
+        if status.st_uid != os.geteuid():
+            return f"it belongs to user {status.st_uid}"
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            path.chmod(0o700)
+        return ""
+
+    def is_open_to_others(self, status: os.stat_result) -> bool:
+        return bool(stat.S_IMODE(status.st_mode) & 0o077)
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def give_back(self, path: Path, before: os.stat_result) -> None:
+        after = path.stat()
+        if (after.st_uid, after.st_gid) != (before.st_uid, before.st_gid):
+            with contextlib.suppress(PermissionError):  # only root can give a file away
+                os.chown(path, before.st_uid, before.st_gid)
+
+    def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+    def try_replace(self, source: Path, target: Path) -> bool:
+        source.replace(target)
+        return True
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def try_remove(self, path: Path) -> bool:
+        path.unlink()
+        return True
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_folder(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def open_folder(self, path: Path) -> int | None:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def lock(self, fd: int) -> bool:
+        import fcntl
+
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        return os.pread(fd, length, offset)
+
+    def temporary_folders(self) -> Sequence[Path]:
+        from pathlib import Path
+
+        given = os.environ.get("TMPDIR", "")
+        return (*([Path(given)] if given.startswith("/") else []), Path("/tmp"))  # noqa: S108 - 0700 below it
+
+    def login_folders(self) -> Sequence[Path]:
+        return ()
+
+    def runtime_folders(self) -> Sequence[Path]:
+        import platformdirs
+
+        return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
+
+    def user(self) -> str:
+        return str(os.geteuid())
+
+    def is_root(self) -> bool:
+        return os.geteuid() == 0
+
+    def is_library(self, name: str) -> bool:
+        return name.startswith("lib")
+
+    def longest_path(self) -> int | None:
+        return None
+
+    def device_numbers(self, device: int) -> tuple[int, int]:
+        return os.major(device), os.minor(device)
+
+    # --- pipes and sockets
+
+    def set_nonblocking(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+
+    def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
+        import select
+
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        return [fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000.0)]
+
+    def wait_writable(self, fd: int) -> None:
+        import select
+
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        poll.poll()
+
+    def unread(self, sock: socket.socket) -> Callable[[int], object]:
+        import select
+
+        poll = select.poll()  # a microsecond per call, a third of an empty recv()
+        poll.register(sock, select.POLLIN)
+        return poll.poll
+
+    def unix_socket(self) -> socket.socket:
+        import socket
+
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def datagram_socket(self) -> socket.socket:
+        import socket
+
+        return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def before_bind(self, sock: socket.socket, *, share: bool) -> None:
+        import socket
+
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+    # --- processes
+
+    def start_in_job(
+        self, start: Callable[[int], subprocess.Popen[bytes]]
+    ) -> tuple[subprocess.Popen[bytes], None]:
+        return start(0), None
+
+    def set_niceness(self, pid: int, nice: int) -> None:
+        with contextlib.suppress(OSError):  # below ours, which is not permitted; or it has already ended
+            # The group of the child: on Linux, its pid alone would leave out the threads that it has already.
+            os.setpriority(os.PRIO_PGRP, pid, nice)
+
+    def terminate(self, popen: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):  # SIGCHLD ignored: the kernel has reaped it
+            os.kill(popen.pid, signal.SIGTERM)
+
+    def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
+        # EPERM: only zombies are left (macOS), or a member has changed its user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(popen.pid, signal.SIGKILL)
+
+    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
+        if not self.sees_without_reaping:
+            return popen.poll() is not None
+        try:
+            return _waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            return True
+
+    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
+        if not self.sees_without_reaping:
+            with contextlib.suppress(OSError):  # it has exited
+                self.wait_for_exit(popen.pid)()
+            return
+        with contextlib.suppress(ChildProcessError):
+            _waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+
+    def wait_for_exit(self, pid: int) -> Callable[[], None]:
+        raise NotImplementedError
+
+    guardian: Part = "exec_guardian"
+
+    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
+        import subprocess
+
+        subprocess.run(
+            command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            check=True,  # it forks, and exits
+        )
+
+    def files_limit(self) -> int | None:
+        """256 on macOS unless raised."""
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return None if soft in (resource.RLIM_INFINITY, 2**63 - 1) else soft  # the latter on macOS
+
+    # --- users
+
+    def has_user(self, name: str) -> bool:
+        import pwd
+
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            return False
+        return True
+
+    def has_group(self, name: str) -> bool:
+        import grp
+
+        try:
+            grp.getgrnam(name)
+        except KeyError:
+            return False
+        return True
+
+    # --- this process
+
+    def cpu_name(self) -> str:
+        return os.uname().machine
+
+    def is_terminal(self, fd: int) -> bool:
+        return os.isatty(fd)
+
+    def is_background_job(self) -> bool:
+        try:
+            return os.tcgetpgrp(0) != os.getpgrp()
+        except OSError:  # not our controlling terminal: reading is allowed
+            return False
+
+    def prepare_streams(self) -> None:
+        pass
+
+    def on_console_close(self, callback: Callable[[], None]) -> None:
+        pass
+
+    def stop_main_thread(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def wait_for_stop(self) -> None:
+        # Any thread of a C++ library may get the signal; the wake-up pipe always reaches this one.
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        os.read(woken, 1)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+    def keyboard(self) -> AbstractContextManager[Keyboard]:
+        from llamasup.core.system.native.posix_keyboard import keyboard
+
+        return keyboard()
+
+    def awake_and_asleep_s(self) -> float:
+        boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)

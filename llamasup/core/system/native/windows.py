@@ -1,0 +1,660 @@
+"""Windows: job objects, ACLs, and files that cannot be renamed while another process has them open."""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform == "win32"
+
+import _thread
+import contextlib
+import ctypes
+import errno
+import io
+import msvcrt
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from ctypes import wintypes
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamasup.core.system.native.by_psutil import load_counts
+from llamasup.core.system.native.kernel_objects import HandleEnd, JobObject, started_in
+from llamasup.core.system.native.sddl import owner_of, users_with_rights
+from llamasup.core.system.own_command import Part, own_command
+
+if TYPE_CHECKING:  # see __init__.py
+    import socket
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from llamasup.core.system.native.interface import Keyboard
+
+# winnt.h, winbase.h, accctrl.h, winerror.h
+_GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
+_SHARE_ALL = 0x1 | 0x2 | 0x4  # read, write, delete
+_CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = 1, 2, 3, 4, 5
+_CREATIONS = {
+    os.O_CREAT: _OPEN_ALWAYS,
+    os.O_TRUNC: _TRUNCATE_EXISTING,
+    os.O_CREAT | os.O_TRUNC: _CREATE_ALWAYS,
+    os.O_CREAT | os.O_EXCL: _CREATE_NEW,
+    os.O_CREAT | os.O_EXCL | os.O_TRUNC: _CREATE_NEW,
+}
+_NORMAL_FILE = 0x80
+_LOCK_EXCLUSIVELY_AT_ONCE = 0x1 | 0x2
+# Beyond the content: other processes cannot read the locked byte.
+_LOCKED_BYTE = 1 << 62
+_INVALID_HANDLE = ctypes.c_void_p(-1).value
+_PERSISTENT_ACLS = 0x0008
+_SYNCHRONIZE, _TERMINATE, _QUERY_LIMITED_INFORMATION = 0x00100000, 0x0001, 0x1000
+_TOKEN_QUERY, _TOKEN_USER = 0x0008, 1
+_SE_FILE_OBJECT, _OWNER, _DACL, _PROTECTED_DACL = 1, 0x1, 0x4, 0x80000000
+# In SDDL: the administrators and the system, which can take any file over; the owner, who is checked too.
+_TRUSTED = frozenset({"BA", "SY"})
+_OWNER_RIGHTS = "OW"
+_CREATE_SUSPENDED = 0x4
+_START_UNKNOWN = ""  # see interface.py
+_INFINITE = 0xFFFFFFFF
+_ACCESS_DENIED, _SHARING_VIOLATION, _LOCK_VIOLATION, _IO_PENDING = 5, 32, 33, 997
+# Of a file that another process has open. Virus scanners and indexers open new files for a moment.
+_IN_USE = frozenset({_SHARING_VIOLATION, _LOCK_VIOLATION})
+_DELETE = 0x00010000
+_IN_USE_WAIT_S = 2.0
+_IN_USE_POLL_S = 0.02
+_reading_at = threading.Lock()  # Windows moves the file position in a read at an offset, too
+
+_UTF_8 = 65001
+_CLOSES = frozenset({2, 5, 6})  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
+_HANDLER = ctypes.WINFUNCTYPE(wintypes.BOOL, wintypes.DWORD)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGBREAK)
+_STOP_POLL_S = 0.05
+_WRITABLE_POLL_S = 0.02
+
+
+class _Overlapped(ctypes.Structure):
+    """OVERLAPPED: here only the place of a lock."""
+
+    _fields_ = (
+        ("Internal", ctypes.c_void_p),
+        ("InternalHigh", ctypes.c_void_p),
+        ("Offset", wintypes.DWORD),
+        ("OffsetHigh", wintypes.DWORD),
+        ("hEvent", ctypes.c_void_p),
+    )
+
+
+_kernel32: Any = ctypes.WinDLL("kernel32", use_last_error=True)
+_advapi32: Any = ctypes.WinDLL("advapi32", use_last_error=True)
+_ntdll: Any = ctypes.WinDLL("ntdll")
+
+_kernel32.CreateFileW.restype = ctypes.c_void_p
+_kernel32.CreateFileW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
+    *(wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
+)
+_kernel32.LockFileEx.argtypes = (
+    *(ctypes.c_void_p, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD),
+    ctypes.POINTER(_Overlapped),
+)
+_kernel32.OpenProcess.restype = ctypes.c_void_p
+_kernel32.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
+_kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, wintypes.DWORD)
+_kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
+_kernel32.GetConsoleMode.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_kernel32.TerminateProcess.argtypes = (ctypes.c_void_p, wintypes.UINT)
+_kernel32.GetProcessTimes.argtypes = (ctypes.c_void_p, *(ctypes.POINTER(wintypes.FILETIME),) * 4)
+_kernel32.GetCurrentProcess.restype = ctypes.c_void_p
+_kernel32.LocalFree.argtypes = (ctypes.c_void_p,)
+_kernel32.GetVolumePathNameW.argtypes = (wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD)
+_kernel32.GetVolumeInformationW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD, ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.POINTER(wintypes.DWORD), wintypes.LPWSTR, wintypes.DWORD),
+)
+_advapi32.OpenProcessToken.argtypes = (ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p)
+_advapi32.GetTokenInformation.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p),
+)
+_advapi32.ConvertSidToStringSidW.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
+)
+_advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW.argtypes = (
+    *(ctypes.c_void_p, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
+)
+_advapi32.GetSecurityDescriptorDacl.argtypes = (ctypes.c_void_p,) * 4
+_advapi32.GetNamedSecurityInfoW.argtypes = (
+    *(wintypes.LPCWSTR, ctypes.c_int, wintypes.DWORD),
+    *(ctypes.c_void_p,) * 5,
+)
+_advapi32.SetNamedSecurityInfoW.argtypes = (
+    *(wintypes.LPWSTR, ctypes.c_int, wintypes.DWORD),
+    *(ctypes.c_void_p,) * 4,
+)
+_advapi32.SetFileSecurityW.argtypes = (wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p)
+_ntdll.NtResumeProcess.argtypes = (ctypes.c_void_p,)
+
+# Exits within 50 ms; a console that hangs must not hold up the stop.
+_STOP_HELPER_S = 5.0
+
+
+class Windows:
+    has_proc = False
+    has_unix_sockets = False  # Windows has them, and its Python does not
+    socket_path_bytes = 103
+    keeps_open_files = True
+    loop_reads_pipes = False  # only pipes that were opened for overlapped reads
+    executable_suffix = ".exe"
+    config_folder: str | None = None  # every user can make folders in C:\\ and in ProgramData
+    cache_variable = "LOCALAPPDATA"
+    cache_in_home = "AppData/Local"
+    sees_without_reaping = False
+
+    # --- files and folders
+
+    def is_own(self, status: os.stat_result) -> bool:
+        return True  # the ACL of its folder has the answer
+
+    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
+        user = _user_sid()
+        return owner_of(_sddl_of(path)) in {*_TRUSTED, user, _in_sddl(user)}
+
+    def make_private(self, path: Path, status: os.stat_result) -> str:
+        """With an ACL for the user, the administrators and the system, as Python 3.12.4 gives new folders."""
+        user = _user_sid()
+        own = {user, _in_sddl(user)}
+        sddl = _sddl_of(path)
+        if (owner := owner_of(sddl)) not in _TRUSTED | own:
+            return f"it belongs to another user ({owner})"
+        allowed = {_OWNER_RIGHTS, *_TRUSTED, *own}
+        if users_with_rights(sddl) <= allowed:
+            return ""
+        if not _volume_flags(path) & _PERSISTENT_ACLS:
+            return "its drive has no ACLs, so other users could read the keys in it"
+        entries = "".join(f"(A;OICI;FA;;;{each})" for each in (*sorted(_TRUSTED), user))
+        _set_acl(path, f"D:P{entries}")
+        others = users_with_rights(_sddl_of(path)) - allowed
+        return f"the ACL still gives rights to {', '.join(sorted(others))}" if others else ""
+
+    def is_open_to_others(self, status: os.stat_result) -> bool:
+        return False  # the mode says nothing here
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        pass
+
+    def give_back(self, path: Path, before: os.stat_result) -> None:
+        pass
+
+    def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """``os.open`` would keep others from renaming the file. The folder's ACL replaces ``mode``."""
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        access = _GENERIC_READ | (_GENERIC_WRITE if writes else 0)
+        how = _CREATIONS.get(flags & (os.O_CREAT | os.O_EXCL | os.O_TRUNC), _OPEN_EXISTING)
+        handle = _kernel32.CreateFileW(str(path), access, _SHARE_ALL, None, how, _NORMAL_FILE, None)
+        if handle == _INVALID_HANDLE:
+            raise _windows_error(path)
+        try:
+            return msvcrt.open_osfhandle(
+                handle, flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT
+            )
+        except OSError:
+            _kernel32.CloseHandle(handle)
+            raise
+
+    def try_replace(self, source: Path, target: Path) -> bool:
+        return _is_done(lambda: source.replace(target), source, target)
+
+    def try_remove(self, path: Path) -> bool:
+        return _is_done(path.unlink, path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        _patiently(lambda: source.replace(target), source, target)
+
+    def remove(self, path: Path) -> None:
+        _patiently(path.unlink, path)
+
+    def sync_folder(self, path: Path) -> None:
+        pass  # NTFS writes its journal
+
+    def open_folder(self, path: Path) -> int | None:
+        return None
+
+    def lock(self, fd: int) -> bool:
+        place = _Overlapped(Offset=_LOCKED_BYTE & 0xFFFFFFFF, OffsetHigh=_LOCKED_BYTE >> 32)
+        handle = msvcrt.get_osfhandle(fd)
+        if _kernel32.LockFileEx(handle, _LOCK_EXCLUSIVELY_AT_ONCE, 0, 1, 0, ctypes.byref(place)):
+            return True
+        if ctypes.get_last_error() in (_LOCK_VIOLATION, _IO_PENDING):
+            raise BlockingIOError(errno.EAGAIN, "another process has locked the file")
+        return False
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        with _reading_at:
+            at = os.lseek(fd, 0, os.SEEK_CUR)
+            os.lseek(fd, offset, os.SEEK_SET)
+            try:
+                return os.read(fd, length)
+            finally:
+                os.lseek(fd, at, os.SEEK_SET)
+
+    def temporary_folders(self) -> Sequence[Path]:
+        import tempfile
+
+        return (Path(tempfile.gettempdir()),)
+
+    def login_folders(self) -> Sequence[Path]:
+        return ()
+
+    def runtime_folders(self) -> Sequence[Path]:
+        import platformdirs
+
+        return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
+
+    def is_root(self) -> bool:
+        return False
+
+    def is_library(self, name: str) -> bool:
+        return name.endswith(".dll")
+
+    def user(self) -> str:
+        return os.environ.get("USERNAME", "user")
+
+    def longest_path(self) -> int | None:
+        enabled = getattr(_ntdll, "RtlAreLongPathsEnabled", None)  # of the system and of this program
+        return None if enabled is not None and enabled() & 0xFF else 259
+
+    def device_numbers(self, device: int) -> tuple[int, int]:
+        return 0, device
+
+    # --- pipes and sockets
+
+    def set_nonblocking(self, fd: int) -> None:
+        pass
+
+    def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
+        return [fds[0]]
+
+    def wait_writable(self, fd: int) -> None:
+        time.sleep(_WRITABLE_POLL_S)  # a pipe cannot be asked
+
+    def unread(self, sock: socket.socket) -> Callable[[int], object]:
+        return bool  # the loop reads ahead, so the kernel holds nothing
+
+    def unix_socket(self) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Python has no Unix sockets on Windows")
+
+    datagram_socket = unix_socket
+
+    def before_bind(self, sock: socket.socket, *, share: bool) -> None:
+        import socket
+
+        # SO_REUSEADDR would let two processes share the port, and another user's process take it over.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+
+    # --- processes
+
+    def start_of(self, pid: int) -> str | None:
+        """In units of 100 ns. psutil's import would take 24 ms."""
+        with _process(pid, _QUERY_LIMITED_INFORMATION | _SYNCHRONIZE) as handle:
+            if not handle:
+                # A process of another user is there; its PID is in use.
+                return _START_UNKNOWN if ctypes.get_last_error() == _ACCESS_DENIED else None
+            if _kernel32.WaitForSingleObject(handle, 0) == 0:  # it has exited
+                return None
+            start, end, kernel, user = (wintypes.FILETIME() for _ in range(4))
+            if not _kernel32.GetProcessTimes(handle, *map(ctypes.byref, (start, end, kernel, user))):
+                return _START_UNKNOWN
+            return str((start.dwHighDateTime << 32) + start.dwLowDateTime)
+
+    def tagged(self, entry: bytes) -> list[int]:
+        return []  # the job object ends all descendants
+
+    def is_tagged(self, pid: int, entry: bytes) -> bool:
+        return False
+
+    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
+        """The handle keeps the PID from being reused between the check and the end."""
+        with _process(pid, _TERMINATE) as handle:
+            return bool(handle and is_the_one() and _kernel32.TerminateProcess(handle, 1))
+
+    def pidfd(self, pid: int) -> int | None:
+        return None
+
+    def wait_for_exit(self, pid: int) -> Callable[[], None]:
+        return HandleEnd(pid, _kernel32, ctypes.get_last_error).wait
+
+    def tied(
+        self,
+        path: str,
+        argv: Sequence[str],
+        helper: Callable[[], Sequence[str] | None],
+        *,
+        ignores_sigpipe: bool,
+    ) -> list[str]:
+        return list(argv)
+
+    def start_in_job(
+        self, start: Callable[[int], subprocess.Popen[bytes]]
+    ) -> tuple[subprocess.Popen[bytes], JobObject]:
+        """Suspended until it is in its job. A console of its own: Ctrl-C in ours does not reach it, and
+        ``terminate`` can send it one. A new process group would ignore it.
+        """
+        import subprocess
+
+        # If our parent has made us ignore Ctrl-C (CREATE_NEW_PROCESS_GROUP), children would do so too.
+        _kernel32.SetConsoleCtrlHandler(None, False)
+        job = JobObject(_kernel32)
+        flags = subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED
+        return started_in(job, lambda: start(flags), _resume), job
+
+    def enlarge(self, pipe_fd: int, size: int) -> None:
+        pass
+
+    def set_niceness(self, pid: int, nice: int) -> None:
+        pass
+
+    def terminate(self, popen: subprocess.Popen[bytes]) -> None:
+        """Ctrl-C in the child's own console, sent by a helper: a process has one console at a time."""
+        helper = own_command("console_stop")
+        if helper is None:
+            popen.terminate()
+            return
+        threading.Thread(target=_send_ctrl_c, args=(helper, popen), name="ctrl-c", daemon=True).start()
+
+    def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            popen.kill()
+
+    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
+        return popen.poll() is not None
+
+    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
+        _kernel32.WaitForSingleObject(int(getattr(popen, "_handle")), _INFINITE)  # noqa: B009 - as above
+
+    def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
+        return load_counts(pid)
+
+    def cpu_time_s(self, pid: int) -> None:
+        return None
+
+    def raise_files_limit(self) -> int:
+        return 16_384  # sockets have no limit of their own; each costs memory
+
+    def restore_files_limit(self, pid: int) -> None:
+        pass
+
+    guardian: Part = "exec_guardian_windows"
+
+    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
+        import subprocess
+        import tempfile
+
+        # Kept: Python reports a Popen that is dropped while its process runs.
+        self._guardian = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd=Path(tempfile.gettempdir()).anchor,
+            creationflags=subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP,
+        )
+
+    def files_limit(self) -> int | None:
+        return None
+
+    # --- users
+
+    def has_user(self, name: str) -> bool:
+        return False
+
+    def has_group(self, name: str) -> bool:
+        return False
+
+    # --- this process
+
+    def cpus(self) -> frozenset[int]:
+        return frozenset()
+
+    def cpu_name(self) -> str:
+        """Not from the module platform, whose query of WMI takes up to seconds."""
+        return os.environ.get("PROCESSOR_IDENTIFIER", "")
+
+    def is_terminal(self, fd: int) -> bool:
+        mode = wintypes.DWORD()
+        return bool(_kernel32.GetConsoleMode(msvcrt.get_osfhandle(fd), ctypes.byref(mode)))
+
+    def is_background_job(self) -> bool:
+        return False
+
+    def prepare_streams(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # None without a console
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        # Of the whole console: without it, UTF-8 would be shown wrongly. It stays, as other programs of the
+        # console may write at the same moment.
+        _kernel32.SetConsoleOutputCP(_UTF_8)
+
+    def on_console_close(self, callback: Callable[[], None]) -> None:
+        def handle(event: int) -> bool:
+            if event not in _CLOSES:
+                return False
+            callback()
+            return True
+
+        self._console_handler = _HANDLER(handle)  # ctypes does not keep it
+        _kernel32.SetConsoleCtrlHandler(self._console_handler, True)
+
+    def stop_main_thread(self) -> None:
+        _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process
+
+    def wait_for_stop(self) -> None:
+        """A handler runs only when the main thread returns from its wait."""
+        stopped = False
+
+        def stop(*_: object) -> None:
+            nonlocal stopped
+            stopped = True
+
+        for number in _STOP_SIGNALS:
+            signal.signal(number, stop)
+        while not stopped:
+            time.sleep(_STOP_POLL_S)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def keyboard(self) -> AbstractContextManager[Keyboard]:
+        from llamasup.core.system.native.windows_keyboard import keyboard
+
+        return keyboard()
+
+    def awake_and_asleep_s(self) -> float:
+        return time.monotonic()  # counts while the machine sleeps
+
+
+def _windows_error(path: Path) -> OSError:
+    error = ctypes.WinError(ctypes.get_last_error())
+    error.filename = str(path)
+    return error
+
+
+def _is_done(act: Callable[[], object], *paths: Path) -> bool:
+    """False if another process has one of the files open."""
+    try:
+        act()
+    except OSError as error:
+        if _in_use(error, paths) is None:
+            raise
+        return False
+    return True
+
+
+def _patiently(act: Callable[[], object], *paths: Path) -> None:
+    until = time.monotonic() + _IN_USE_WAIT_S
+    while True:
+        try:
+            act()
+        except OSError as error:
+            path = _in_use(error, paths)
+            if path is None:
+                raise
+            if time.monotonic() > until:
+                raise PermissionError(
+                    errno.EACCES,
+                    f"another program has held the file {path.name!r} open for {_IN_USE_WAIT_S:g} s",
+                    str(path),
+                ) from error
+            time.sleep(_IN_USE_POLL_S)
+        else:
+            return
+
+
+def _in_use(error: OSError, paths: Sequence[Path]) -> Path | None:
+    """The file that another process has open, if that is the reason for ``error``.
+
+    Windows also says "access denied" then, as for a file that this user may not change.
+    """
+    if error.winerror not in (*_IN_USE, _ACCESS_DENIED):
+        return None
+    for path in paths:
+        handle = _kernel32.CreateFileW(
+            str(path), _DELETE, _SHARE_ALL, None, _OPEN_EXISTING, _NORMAL_FILE, None
+        )
+        if handle != _INVALID_HANDLE:
+            _kernel32.CloseHandle(handle)
+        elif ctypes.get_last_error() in _IN_USE:
+            return path
+    return paths[-1] if error.winerror in _IN_USE else None
+
+
+def _resume(handle: int) -> None:
+    if (status := _ntdll.NtResumeProcess(handle)) < 0:
+        raise OSError(f"NtResumeProcess failed (0x{status & 0xFFFFFFFF:08x})")
+
+
+def _send_ctrl_c(helper: Sequence[str], popen: subprocess.Popen[bytes]) -> None:
+    """``popen`` is held until the end, so that Windows does not reuse its process ID."""
+    import subprocess
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is killed later if it does not stop
+        subprocess.run(
+            [*helper, str(popen.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            creationflags=subprocess.DETACHED_PROCESS,
+            timeout=_STOP_HELPER_S,
+            check=False,
+        )
+
+
+@contextmanager
+def _process(pid: int, rights: int) -> Iterator[Any]:
+    """A handle; None if there is no such process, or if it is not accessible."""
+    ctypes.set_last_error(0)
+    handle = _kernel32.OpenProcess(rights, False, pid) if 0 < pid < 1 << 32 else None
+    try:
+        yield handle
+    finally:
+        if handle:
+            _kernel32.CloseHandle(handle)
+
+
+# --- access control lists ------------------------------------------------------------------------
+
+
+def _user_sid() -> str:
+    token, text, size = ctypes.c_void_p(), wintypes.LPWSTR(), wintypes.DWORD()
+    if not _advapi32.OpenProcessToken(_kernel32.GetCurrentProcess(), _TOKEN_QUERY, ctypes.byref(token)):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        buffer = ctypes.create_string_buffer(256)  # TOKEN_USER: a pointer to the SID, and the SID
+        if not _advapi32.GetTokenInformation(token, _TOKEN_USER, buffer, len(buffer), ctypes.byref(size)):
+            raise ctypes.WinError(ctypes.get_last_error())
+        sid = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_void_p))[0]
+        if not _advapi32.ConvertSidToStringSidW(sid, ctypes.byref(text)):
+            raise ctypes.WinError(ctypes.get_last_error())
+        try:
+            return str(text.value)
+        finally:
+            _kernel32.LocalFree(text)
+    finally:
+        _kernel32.CloseHandle(token)
+
+
+def _sddl_of(path: Path) -> str:
+    """The owner and the ACL of ``path``, as text."""
+    descriptor = ctypes.c_void_p()
+    failed = _advapi32.GetNamedSecurityInfoW(
+        str(path), _SE_FILE_OBJECT, _OWNER | _DACL, None, None, None, None, ctypes.byref(descriptor)
+    )
+    if failed:
+        raise ctypes.WinError(failed)
+    try:
+        return _text_of(descriptor, _OWNER | _DACL)
+    finally:
+        _kernel32.LocalFree(descriptor)
+
+
+def _in_sddl(sid: str) -> str:
+    """How Windows writes ``sid`` in SDDL: LA for the account Administrator, LS and NS for services."""
+    descriptor = ctypes.c_void_p()
+    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
+        f"O:{sid}", 1, ctypes.byref(descriptor), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        return owner_of(_text_of(descriptor, _OWNER))
+    finally:
+        _kernel32.LocalFree(descriptor)
+
+
+def _text_of(descriptor: ctypes.c_void_p, parts: int) -> str:
+    text = wintypes.LPWSTR()
+    if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
+        descriptor, 1, parts, ctypes.byref(text), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        return str(text.value)
+    finally:
+        _kernel32.LocalFree(text)
+
+
+def _set_acl(path: Path, sddl: str) -> None:
+    descriptor, acl = ctypes.c_void_p(), ctypes.c_void_p()
+    present, defaulted = wintypes.BOOL(), wintypes.BOOL()
+    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
+        sddl, 1, ctypes.byref(descriptor), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        _advapi32.GetSecurityDescriptorDacl(
+            descriptor, ctypes.byref(present), ctypes.byref(acl), ctypes.byref(defaulted)
+        )
+        failed = _advapi32.SetNamedSecurityInfoW(
+            str(path), _SE_FILE_OBJECT, _DACL | _PROTECTED_DACL, None, None, acl, None
+        )
+        if failed:
+            raise ctypes.WinError(failed)
+        # That also changed the ACLs in the folder, but lets Wine keep the rights of others.
+        if not _advapi32.SetFileSecurityW(str(path), _DACL, descriptor):
+            raise ctypes.WinError(ctypes.get_last_error())
+    finally:
+        _kernel32.LocalFree(descriptor)
+
+
+def _volume_flags(path: Path) -> int:
+    volume = ctypes.create_unicode_buffer(32_768)
+    flags = wintypes.DWORD()
+    if not _kernel32.GetVolumePathNameW(str(path), volume, len(volume)):
+        return 0
+    if not _kernel32.GetVolumeInformationW(volume, None, 0, None, None, ctypes.byref(flags), None, 0):
+        return 0
+    return flags.value

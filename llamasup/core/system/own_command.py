@@ -1,0 +1,62 @@
+"""The command line with which llamasup starts a part of itself as another process.
+
+Python runs a part by its module or its file. The program that ``scripts/bundle`` makes has no Python: it
+becomes the part that its hidden first argument names (``llamasup.frozen``). Another frozen application would
+start itself again, so it has no command line for any part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+BUNDLE = "llamasup"
+"""``sys.frozen`` of a program that becomes parts. PyInstaller sets it to True."""
+
+Part = Literal[
+    "llamasup", "embedded", "exec_child", "exec_guardian", "exec_guardian_windows", "sweep", "console_stop"
+]
+
+PART_ARGUMENT = "--become"
+"""The hidden first argument; the name of the part follows."""
+
+MODULES: Mapping[Part, str] = MappingProxyType(
+    {
+        "llamasup": "llamasup.__main__",
+        "embedded": "llamasup.embedded.__main__",
+        "exec_child": "llamasup.core.system.process.exec_child",
+        "exec_guardian": "llamasup.core.system.process.exec_guardian",
+        "exec_guardian_windows": "llamasup.core.system.process.exec_guardian_windows",
+        "sweep": "llamasup.core.system.process.sweep",
+        "console_stop": "llamasup.core.system.native.console_stop",
+    }
+)
+"""Their modules. ``main()`` runs a part, with its own arguments in ``sys.argv``."""
+
+# Files that import nothing of llamasup: without site-packages, Python starts in half the time.
+_FILES = ("exec_child", "exec_guardian", "exec_guardian_windows", "console_stop")
+_ROOT = Path(__file__).parents[3]
+
+
+def own_command(part: Part) -> tuple[str, ...] | None:
+    """The command line of ``part``, which its arguments follow; None if this program cannot start it."""
+    if getattr(sys, "frozen", False) == BUNDLE:
+        return (sys.executable,) if part == "llamasup" else (sys.executable, PART_ARGUMENT, part)
+    python = python_executable()
+    if python is None:
+        return None
+    if part in _FILES:
+        return python, "-I", "-S", str(_file_of(part))
+    return python, "-P", "-m", MODULES[part].removesuffix(".__main__")
+
+
+def python_executable() -> str | None:
+    """The path of a Python with llamasup's modules; None in a frozen application."""
+    return None if getattr(sys, "frozen", False) else sys.executable or None
+
+
+def _file_of(part: Part) -> Path:
+    return _ROOT.joinpath(*MODULES[part].split(".")).with_suffix(".py")

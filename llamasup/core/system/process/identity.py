@@ -1,0 +1,48 @@
+"""Identifies processes although PIDs are reused.
+
+A PID is reused after 32,768 processes, or after a restart of the machine. A PID with the start time of its
+process is unique. The start time comes from the kernel's counter and not from the wall clock, which jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llamasup.core.system.native import native
+
+
+def start_of(pid: int) -> str | None:
+    """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.
+
+    Empty if it runs, and hides it: a process of another user on Windows.
+    """
+    return native.start_of(pid)
+
+
+def began_after(pid: int, other: int) -> bool:
+    """Whether ``pid`` started later than ``other``; False if unknown."""
+    one, two = start_of(pid), start_of(other)
+    return bool(one and two) and _moment(str(one)) > _moment(str(two))
+
+
+def _moment(start: str) -> float:
+    return float(start.rpartition("/")[2])
+
+
+def processes_tagged(entry: bytes) -> list[int]:
+    """The other processes of this user for which ``is_tagged`` is true."""
+    return native.tagged(entry)
+
+
+def is_tagged(pid: int, entry: bytes) -> bool:
+    """Whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
+
+    False on Windows, where a job object ends the descendants of a child.
+    """
+    return native.is_tagged(pid, entry)
+
+
+def kill_if(pid: int, is_the_one: Callable[[], bool], *, group: bool = False) -> bool:
+    """Kill ``pid`` (with ``group``: the process group that it leads) if ``is_the_one``."""
+    # kill(2) reads 0 as our own group, and the group of 1 as every process.
+    return pid > 1 and native.kill_if(pid, is_the_one, group=group)

@@ -1,0 +1,500 @@
+"""Owns the batches of the API: takes files and new batches, and runs one batch at a time.
+
+A batch runs with the rights and the limits of the key that has created it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
+
+from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.key_source import PROCESS_SALT
+from llamasup.core.auth.keys import ApiKey, digest_of
+from llamasup.core.http.address import Address, UnixAddress
+from llamasup.core.settings.sections import Batches
+from llamasup.errors import Conflict, LlamasupError, NotAllowed, Stopping, UsageInvalid
+from llamasup.features.batch.api.objects import (
+    DAY_S,
+    ENDED,
+    BatchUnknown,
+    FileUnknown,
+    LineMistake,
+    NewBatch,
+    StorageLimit,
+    StoredBatch,
+    StoredFile,
+    ended,
+    new_batch,
+)
+from llamasup.features.batch.api.results import divide
+from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id
+from llamasup.features.batch.api.turns import TURN_S, next_batch
+from llamasup.features.batch.api.uploads import receive_file
+from llamasup.features.batch.client import BatchClient
+from llamasup.features.batch.engine import BatchRun, EngineOptions
+from llamasup.features.batch.index import BatchInvalid, Counts, Index
+from llamasup.features.batch.job import Job, Prepared, prepare
+from llamasup.features.batch.progress import Progress
+from llamasup.features.batch.threads import in_thread
+from llamasup.features.batch.window import Window, read_window
+
+__all__ = ["BatchService"]
+
+_log = logging.getLogger(__name__)
+
+RETRY_S: Final = 30.0
+"""After trouble that is not the batch's: a full disk, or a server that does not come back."""
+CHECK_S: Final = 1.0
+"""How often the key and the end of the completion window of the running batch are checked."""
+CLEAN_UP_S: Final = 600.0
+_BUG: Final = LineMistake("internal_error", "this batch has met a bug of llamasup; its log has the details")
+_KEY_GONE: Final = LineMistake("key_removed", "the API key of this batch has been removed")
+
+T = TypeVar("T")
+
+
+def epoch_s() -> int:
+    return int(datetime.now(UTC).timestamp())
+
+
+class BatchService:
+    """``run`` must run for anything else to work."""
+
+    def __init__(self, settings: Batches, folder: Path, keys: Keys) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._keys = keys
+        self._address: Address = UnixAddress("")
+        self._window: Window | None = (
+            None if settings.only_between is None else read_window(settings.only_between)
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._opening: asyncio.Task[Store] | None = None
+        self._wake = asyncio.Event()
+        self._current: StoredBatch | None = None
+        self._engine: BatchRun | None = None
+        self._turns: dict[str, int] = {}  # of each client with batches: the number of its last turn
+        self._turn = count(1)
+        self._counts: dict[str, Counts] = {}  # of batches that have to wait: a full disk may not take them
+        self._stopping = False
+
+    async def run(self, address: Address) -> None:
+        """Run batches until cancelled, over this address of the proxy."""
+        self._address = address
+        loop = asyncio.get_running_loop()
+        self._opening = loop.create_task(self._call(lambda: Store(self._folder)), name="batches/open")
+        try:
+            try:
+                await asyncio.shield(self._opening)
+            except LlamasupError as error:
+                _log.error("No batches: %s %s", error.message, error.remedy)
+                return
+            await self._run_batches()
+        finally:
+            with suppress(LlamasupError):
+                store = await self._opening
+                await self._call(store.close)
+            self._thread.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """llamasup stops: end the run at once. It continues at the next start."""
+        self._stopping = True
+        if self._engine is not None:
+            self._engine.stop()
+        self._wake.set()
+
+    # --- files
+
+    async def upload(self, owner: str, content_type: str, body: AsyncIterator[bytes]) -> StoredFile:
+        """Store the file of the form while it arrives."""
+        store = await self._opened()
+        return await receive_file(store, self._thread, self._settings, owner, content_type, body, epoch_s())
+
+    async def file(self, owner: str, file_id: str) -> StoredFile:
+        store = await self._opened()
+        found = await self._call(store.file, owner, file_id)
+        if found is None:
+            raise FileUnknown(
+                f"There is no file {file_id[:100]!r}.", remedy="GET /v1/files lists your files."
+            )
+        return found
+
+    async def content_path(self, owner: str, file_id: str) -> Path:
+        file = await self.file(owner, file_id)
+        return (await self._opened()).path_of(file.id)
+
+    async def files(self, owner: str, **page: Any) -> Sequence[StoredFile]:
+        """As ``Store.files``."""
+        store = await self._opened()
+        return await self._call(lambda: store.files(owner, **page))
+
+    async def delete(self, owner: str, file_id: str) -> None:
+        store = await self._opened()
+        file = await self.file(owner, file_id)
+        if await self._call(store.is_in_use, file.id):
+            raise Conflict(
+                f"A batch reads the file {file_id!r}.", remedy="Cancel the batch, or wait for its end."
+            )
+        await self._call(store.remove_file, file.id)
+
+    # --- batches
+
+    async def create(self, owner: str, asked: NewBatch) -> StoredBatch:
+        store, most = await self._opened(), self._settings.max_batches
+        file = await self.file(owner, asked.input_file_id)
+        if await self._call(store.count_unfinished, owner) >= most:
+            raise StorageLimit(
+                f"You have {most} batches that are not over, the most that may wait.",
+                remedy="Wait until one is over, or cancel one.",
+            )
+        batch = new_batch(asked, new_batch_id(), file, epoch_s())
+        await self._call(store.save_batch, batch)
+        self._wake.set()
+        return batch
+
+    async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
+        """``owner``: None: of any client."""
+        store = await self._opened()
+        found = await self._call(store.batch, owner, batch_id)
+        if found is None:
+            raise BatchUnknown(
+                f"There is no batch {batch_id[:100]!r}.", remedy="GET /v1/batches lists your batches."
+            )
+        return self._live(found)
+
+    async def batches(self, owner: str, *, after: str | None, limit: int) -> Sequence[StoredBatch]:
+        store = await self._opened()
+        found = await self._call(lambda: store.batches(owner, after=after, limit=limit))
+        return [self._live(batch) for batch in found]
+
+    async def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
+        store = await self._opened()
+        return [self._live(batch) for batch in await self._call(store.batches_of_all, limit)]
+
+    async def cancel(self, owner: str | None, batch_id: str) -> StoredBatch:
+        """``owner``: None: an operator cancels the batch of any client."""
+        store = await self._opened()
+        while True:
+            batch = await self.batch(owner, batch_id)
+            if batch.status in ENDED or batch.status in ("cancelling", "finalizing"):
+                return batch
+            now_s = epoch_s()
+            if self._current is not None and self._current.id == batch.id:
+                cancelling = self._change(status="cancelling", cancelling_at=now_s)
+                if self._engine is not None:
+                    self._engine.stop()
+                await self._call(store.save_batch, cancelling)
+                return self._live(cancelling)
+            if batch.in_progress_at is None:
+                changed = ended(batch, "cancelled", now_s, cancelling_at=now_s)
+            else:  # it waits for its next turn, and ends then with its answers so far
+                changed = replace(batch, status="cancelling", cancelling_at=now_s)
+            if await self._call(store.replace_batch, batch, changed):
+                self._wake.set()
+                return changed
+
+    def _live(self, batch: StoredBatch) -> StoredBatch:
+        """With its current counts."""
+        current = self._current
+        if current is None or current.id != batch.id:
+            counts = None if batch.status in ENDED else self._counts.get(batch.id)
+            return batch if counts is None else _counted(batch, counts)
+        return current if self._engine is None else _counted(current, self._engine.progress)
+
+    # --- the running batch
+
+    async def _run_batches(self) -> None:
+        store = await self._opened()
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                now_s = epoch_s()
+                await self._call(store.remove_expired, now_s, now_s - self._settings.keep_days * DAY_S)
+                unfinished = await self._call(store.unfinished)
+                batch = next_batch(unfinished, self._turns, now_s)
+                if batch is not None:
+                    owners = {one.owner for one in unfinished}
+                    self._turns = {owner: turn for owner, turn in self._turns.items() if owner in owners}
+                    waiting = {one.id for one in unfinished}
+                    self._counts = {id_: counts for id_, counts in self._counts.items() if id_ in waiting}
+                    self._turns[batch.owner] = next(self._turn)
+                    self._current = batch
+                    # A client may have cancelled it since; from now on ``cancel`` changes ``_current``.
+                    stored = await self._call(store.batch, batch.owner, batch.id)
+                    if stored is not None and stored.status not in ENDED:
+                        if self._current is batch:
+                            self._current = stored
+                        await self._run_batch(store)
+                    continue
+                wait_s = CLEAN_UP_S
+            except LlamasupError as error:
+                _log.warning("A batch has to wait: %s %s", error.message, error.remedy)
+                wait_s = RETRY_S
+            except Exception:  # a bug must not end llamasup, nor repeat at each start
+                _log.exception("A batch has failed: %s", self._current)
+                wait_s = RETRY_S
+                if self._current is not None:
+                    with suppress(LlamasupError):
+                        await self._fail(store, (_BUG,))
+                        wait_s = 0.0
+            finally:
+                if (ran := self._current) is not None:
+                    self._counts[ran.id] = Counts(ran.total, ran.completed, ran.failed)
+                self._current = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _run_batch(self, store: Store) -> None:
+        """Run ``_current`` to its end. Raises LlamasupError if it has to wait."""
+        current = self._current
+        assert current is not None
+        batch, folder = current, await self._call(store.run_folder, current.id)
+        job = Job(batch.id, str(store.path_of(batch.input_file_id)), str(folder / "out.jsonl"))
+        with suppress(LlamasupError):  # its first run has no index
+            kept = await in_thread(partial(_kept_counts, job.index_path))
+            self._current = _counted(self._change(), kept)
+        with ExitStack() as stack:
+            most_lines = self._settings.max_lines
+            open_files = partial(
+                prepare, job, self._check_reading, most_lines=most_lines, only_url=batch.endpoint
+            )
+            try:
+                # In the stack at once: this task may have been cancelled in the meantime.
+                prepared = await in_thread(lambda: stack.enter_context(open_files()))
+            except _ReadingStopped:
+                if self._is_cancelled:
+                    await self._call(store.save_batch, ended(self._change(), "cancelled", epoch_s()))
+                    await self._call(store.remove_run, batch.id)
+                return
+            except (BatchInvalid, UsageInvalid) as error:  # a mistake, or the file is gone
+                await self._fail(store, _mistakes_of(error))
+                return
+            await self._run_prepared(store, prepared)
+
+    def _check_reading(self, _read: int, _size: int) -> None:
+        """Called in the thread that reads the input, now and then."""
+        has_begun = self._current is not None and self._current.in_progress_at is not None
+        if self._stopping or (self._is_cancelled and not has_begun):
+            raise _ReadingStopped
+
+    async def _run_prepared(self, store: Store, prepared: Prepared) -> None:
+        counts = await in_thread(prepared.counts)
+        batch = self._current = _counted(self._change(), counts)
+        if batch.status == "validating":  # and no client has cancelled it
+            batch = self._change(status="in_progress", in_progress_at=epoch_s())
+            await self._call(store.save_batch, batch)
+        errors: tuple[LineMistake, ...] = ()
+        try:
+            reason = await self._run_lines(store, prepared)
+            if reason == "failed":
+                errors = (_KEY_GONE,)
+        except (BatchInvalid, NotAllowed) as error:
+            reason, errors = "failed", _mistakes_of(error)
+            if not (await in_thread(prepared.counts)).over:
+                await self._fail(store, errors)
+                return
+        except LlamasupError:
+            raise
+        except Exception:
+            _log.exception("The batch %s has failed", batch.id)
+            reason, errors = "failed", (_BUG,)
+        if reason:
+            await self._finish(store, prepared, reason, errors)
+        else:
+            await self._call(store.save_batch, self._change())  # with its counts
+
+    async def _run_lines(self, store: Store, prepared: Prepared) -> str:
+        """Returns how the batch ends, a value of ``ENDED``; or nothing if it goes on later."""
+        batch = self._current
+        assert batch is not None
+        if not (await in_thread(prepared.counts)).left:
+            return "completed"
+        borrowed = _BorrowedKey(self._keys, batch.owner)
+        if reason := self._end_of(borrowed):
+            return reason
+        socket = self._address.path if isinstance(self._address, UnixAddress) else None
+        client = BatchClient(self._address.url, socket=socket, api_key=borrowed.secret)
+        try:
+            await prepared.check_models(client)
+            engine = self._engine = prepared.run(client, EngineOptions(only_between=self._window))
+            if self._stopping or self._is_cancelled:
+                engine.stop()
+            watching = asyncio.get_running_loop().create_task(
+                self._watch(store, engine, borrowed), name="batches/end"
+            )
+            try:
+                counts = await engine.run()
+            finally:
+                self._current = _counted(self._current or batch, engine.progress)
+                self._engine = None
+                watching.cancel()
+            return "completed" if not counts.left else self._end_of(borrowed)
+        finally:
+            borrowed.release()
+            await client.aclose()
+
+    async def _watch(self, store: Store, engine: BatchRun, borrowed: _BorrowedKey) -> None:
+        """The clock and the file of keys change without an event."""
+        turn_ends_s = monotonic() + TURN_S
+        while True:
+            if self._end_of(borrowed):
+                break
+            if monotonic() >= turn_ends_s:
+                unfinished: Sequence[StoredBatch] = ()
+                with suppress(LlamasupError):  # another look follows
+                    unfinished = await self._call(store.unfinished)
+                batch, current = next_batch(unfinished, self._turns, epoch_s()), self._current
+                if batch is not None and current is not None and batch.id != current.id:
+                    break
+                turn_ends_s = monotonic() + TURN_S
+            await asyncio.sleep(CHECK_S)
+        engine.stop()
+
+    def _end_of(self, borrowed: _BorrowedKey) -> str:
+        """Why the batch must end before all lines are over; empty: it may go on."""
+        batch = self._current
+        if self._is_cancelled:
+            return "cancelled"
+        if batch is not None and epoch_s() >= batch.expires_at:
+            return "expired"
+        return "" if borrowed.refresh() else "failed"
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._current is not None and self._current.status == "cancelling"
+
+    def _change(self, **changes: Any) -> StoredBatch:
+        """The running batch, changed."""
+        assert self._current is not None
+        self._current = replace(self._current, **changes)
+        return self._current
+
+    async def _fail(self, store: Store, errors: tuple[LineMistake, ...]) -> None:
+        """No line has an answer."""
+        batch = self._change(errors=errors)
+        await self._call(store.save_batch, ended(batch, "failed", epoch_s()))
+        await self._call(store.remove_run, batch.id)
+
+    async def _finish(
+        self, store: Store, prepared: Prepared, reason: str, errors: tuple[LineMistake, ...]
+    ) -> None:
+        """Divide the output into the file of answers and the file of errors."""
+        now_s = epoch_s()
+        batch = self._change(finalizing_at=now_s)
+        if not self._is_cancelled:
+            batch = self._change(status="finalizing")
+        results = {
+            kind: StoredFile(
+                *(
+                    new_file_id(),
+                    batch.owner,
+                    "batch_output",
+                    f"{batch.id}_{kind}.jsonl",
+                    0,
+                ),
+                *(now_s, now_s + self._settings.keep_days * DAY_S),
+            )
+            for kind in ("output", "error")
+        }
+        paths = [store.part_path_of(results[kind].id) for kind in ("output", "error")]
+        sizes = await in_thread(partial(divide, prepared, paths, f"batch_{reason}"))
+        files = {
+            kind: replace(file, bytes=size)
+            for (kind, file), size in zip(results.items(), sizes, strict=True)
+            if size
+        }
+        totals = await in_thread(prepared.counts)
+        batch = ended(
+            batch,
+            reason,
+            epoch_s(),
+            total=totals.total,
+            completed=totals.done,
+            failed=totals.total - totals.done,
+            errors=errors,
+            output_file_id=files["output"].id if "output" in files else None,
+            error_file_id=files["error"].id if "error" in files else None,
+        )
+        await self._call(lambda: store.save_batch(batch, tuple(files.values())))
+        await self._call(store.remove_run, batch.id)
+
+    # --- private
+
+    async def _opened(self) -> Store:
+        """Raises what the opening raised."""
+        if self._opening is None or self._stopping:
+            raise Stopping("The batches are not available now.", remedy="Try again shortly.")
+        return await asyncio.shield(self._opening)
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """In the thread of the store."""
+        return await in_thread(partial(function, *arguments), self._thread)
+
+
+class _ReadingStopped(Exception):
+    """The reading of an input has ended early: llamasup stops, or a client has cancelled the batch."""
+
+
+class _BorrowedKey:
+    """A key of this process with the rights and limits of a client's key, while that exists."""
+
+    def __init__(self, keys: Keys, owner: str) -> None:
+        self._keys = keys
+        self._owner = owner
+        self.secret = secrets.token_urlsafe(32) if owner else None
+        self._of: ApiKey | None = None
+        self._minted: ApiKey | None = None
+
+    def refresh(self) -> bool:
+        """Follow the client's key. Returns whether the requests of the batch have access."""
+        if self.secret is None:
+            return not self._keys.needed
+        key = self._keys.of_client(self._owner)
+        if key is not None and key is not self._of:
+            self.release()
+            digest = digest_of(PROCESS_SALT, self.secret.encode())
+            self._of = key
+            self._minted = ApiKey(
+                key.name, PROCESS_SALT, digest, limits=key.limits, priority=key.priority, models=key.models
+            )
+            self._keys.mint(self._minted)
+        return key is not None and key.infers
+
+    def release(self) -> None:
+        if self._minted is not None:
+            self._keys.revoke(self._minted)
+            self._minted = self._of = None
+
+
+def _kept_counts(index: Path) -> Counts:
+    """Blocks. Raises OutputFailed."""
+    with Index(index, readonly=True) as kept:
+        return kept.counts()
+
+
+def _counted(batch: StoredBatch, counts: Progress | Counts) -> StoredBatch:
+    if not counts.total:  # the run has not begun
+        return batch
+    return replace(batch, total=counts.total, completed=counts.done, failed=counts.failed)
+
+
+def _mistakes_of(error: LlamasupError) -> tuple[LineMistake, ...]:
+    """For the field ``errors`` of a batch."""
+    mistakes = error.mistakes if isinstance(error, BatchInvalid) else ()
+    if not mistakes:
+        return tuple(LineMistake(error.cause, text) for text in (error.message, *error.details))
+    return tuple(LineMistake("invalid_line", text, line) for line, text in mistakes)

@@ -1,0 +1,153 @@
+"""The answers to ``/api/pull`` and ``/api/delete``, which the control API of llamasup carries out.
+
+Its stream of events becomes lines of JSON, or one object once the download has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.core.http.heads import HttpError, response
+from llamasup.core.models.redaction import redact_paths
+from llamasup.core.proxy.translation import Answered, ResponseForm
+from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.features.ollama.answer import JSON, stream_head
+from llamasup.features.ollama.answers import error_line, error_text
+from llamasup.features.ollama.events import EVENT, Events
+
+_encode: Final = msgspec.json.Encoder().encode
+_SUCCESS: Final = b'{"status":"success"}\n'
+
+
+class _Failure(msgspec.Struct):
+    code: int = 500
+
+
+class _Event(msgspec.Struct):
+    event: str
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    error: _Failure | None = None
+
+
+_read_event = msgspec.json.Decoder(_Event).decode
+
+
+class FilesAnswer:
+    """A ``Translation``. ``streams``: the client wants lines. ``pulls``: it answers a download,
+    otherwise a removal.
+    ``hides_paths``: the client must not learn folders of this machine.
+    """
+
+    __slots__ = (
+        "_body",
+        "_events",
+        "_form",
+        "_hides_paths",
+        "_name",
+        "_outcome",
+        "_pulls",
+        "_status",
+        "_streams",
+        "_write",
+        "has_begun",
+    )
+
+    def __init__(self, name: str, *, pulls: bool, streams: bool, hides_paths: bool) -> None:
+        self.has_begun = False
+        self._name = name
+        self._pulls = pulls
+        self._streams = streams
+        self._hides_paths = hides_paths
+        self._events = Events()
+        self._body = bytearray()  # of an answer that is no stream of events
+        self._outcome: tuple[int, bytes] | None = None  # of a download: the status, and the last line
+        self._form = ResponseForm(b"")
+        self._status = 0
+        self._write: Callable[[bytes], None] = self._body.extend
+
+    def admit(self, endpoint: Endpoint) -> HttpError | None:
+        return None
+
+    def begin(
+        self,
+        write: Callable[[bytes], None],
+        status: int,
+        form: ResponseForm,
+        *,
+        is_chunked: bool,
+        streams_events: bool,
+        end: Callable[[], None],
+    ) -> Callable[[bytes], None]:
+        self._form, self._status, self._write = form, status, write
+        take: Callable[[bytes], None] = self._body.extend
+        if streams_events and status == 200:
+            take = self._translate
+            if self._streams:
+                self.has_begun = True
+                write(stream_head(form))
+                self._send(b'{"status":"pulling manifest"}\n')
+        return Dechunker(take).write if is_chunked else take
+
+    def finish(self) -> Answered:
+        if self.has_begun:
+            line = error_line("the download broke off") if self._outcome is None else self._outcome[1]
+            self._send(line)
+            if not self._form.http_1_0:
+                self._write(LAST_CHUNK)
+            return Answered(200)
+        if self._outcome is not None:
+            status, body = self._outcome
+        elif self._status == 200:
+            status, body = (502, error_line("the download broke off")) if self._pulls else (200, b"")
+        else:
+            status, body = self._status, self._error(bytes(self._body))
+        form = self._form
+        self.has_begun = True
+        self._write(response(status, body, JSON, form.lines, close=form.close, json=False))
+        return Answered(status)
+
+    def fail(self, error: bytes) -> None:
+        self._send(error_line(error_text(error)))
+
+    # --- a download
+
+    def _translate(self, data: bytes) -> None:
+        for event in self._events.complete(data).split(b"\n\n"):
+            if event.startswith(EVENT):
+                self._take(event[len(EVENT) :])
+
+    def _take(self, event: bytes) -> None:
+        seen = _read_event(event)
+        if seen.event == "done":
+            self._outcome = (200, _SUCCESS)
+        elif seen.event == "error":
+            failure = seen.error or _Failure()
+            self._outcome = (failure.code, self._error(event))
+        elif self._streams:
+            self._send(self._progress(seen))
+
+    def _progress(self, seen: _Event) -> bytes:
+        """Clients know the bars of a download by their digests: this one is that of the name."""
+        line = {
+            "status": f"pulling {self._name}",
+            "digest": f"sha256:{hashlib.sha256(self._name.encode()).hexdigest()}",
+            "completed": seen.done_bytes,
+        }
+        if seen.total_bytes is not None:
+            line["total"] = seen.total_bytes
+        return _encode(line) + b"\n"
+
+    def _error(self, body: bytes) -> bytes:
+        sentence = error_text(body)
+        if self._hides_paths:
+            sentence = redact_paths(sentence, ()) or "it failed: llamasup's log says why"
+        return error_line(sentence)
+
+    def _send(self, line: bytes) -> None:
+        self._write(line if self._form.http_1_0 else chunk(line))

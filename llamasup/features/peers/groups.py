@@ -1,0 +1,176 @@
+"""Which models the nodes have together, under which names, and what a node can do for each (pure).
+
+Models with the same id are the same model. An id counts on every node that has it. An alias counts if all of
+these nodes know it for the same model: the body of a request goes to a node unchanged, with the name that
+the client wrote. A name of this node always leads to the model of this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from llamasup.core.http.routes import Work
+from llamasup.core.models.access import ResolvedModel
+from llamasup.core.pool.catalog.node_listing import NodeModel
+from llamasup.core.queueing.unavailable import Unavailable
+from llamasup.core.queueing.wait_estimate import retry_after_s
+from llamasup.features.peers.known import KnownNode, NodeState
+from llamasup.features.peers.membership import ExpectedModel
+
+RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
+
+
+class ModelGroup(Struct, frozen=True):
+    """One model of other nodes. ``nodes`` list it, by their names. ``is_local``: this one has it."""
+
+    model: ResolvedModel
+    nodes: Mapping[str, NodeModel]
+    expected: ExpectedModel | None = None
+    is_local: bool = False
+
+
+def groups_of(
+    nodes: Sequence[KnownNode],
+    expected: Iterable[ExpectedModel],
+    local: Callable[[str], ResolvedModel | None],
+) -> tuple[ModelGroup, ...]:
+    """``local``: the model of this node with this name."""
+    members: dict[str, dict[str, NodeModel]] = {}
+    for known in nodes:
+        if known.listing is not None and known.state is not NodeState.DUPLICATE:
+            for listed in known.listing.models:
+                members.setdefault(listed.id, {})[known.peer.name] = listed
+    coming = {model.id: model for model in expected}
+    for id_ in coming:
+        members.setdefault(id_, {})
+    taken: set[str] = set(members)
+    groups = []
+    for id_, by_node in members.items():
+        own = local(id_)
+        if own is not None and own.id != id_:
+            continue  # an alias of this node for another model
+        aliases = _shared_aliases(id_, by_node, coming.get(id_), own)
+        free = tuple(
+            alias
+            for alias in aliases
+            if alias not in taken and ((found := local(alias)) is None or found.id == id_)
+        )
+        taken.update(free)
+        works = own.works if own is not None else _works(by_node.values())
+        groups.append(
+            ModelGroup(ResolvedModel((id_, *free), works), by_node, coming.get(id_), is_local=own is not None)
+        )
+    return tuple(groups)
+
+
+def _shared_aliases(
+    id_: str, by_node: Mapping[str, NodeModel], expected: ExpectedModel | None, own: ResolvedModel | None
+) -> tuple[str, ...]:
+    lists = [model.aliases for model in by_node.values()]
+    if own is not None:
+        lists.append(own.names)
+    if expected is not None:
+        lists.append(expected.aliases)
+    first, *others = lists
+    return tuple(alias for alias in first if alias != id_ and all(alias in other for other in others))
+
+
+def _works(models: Iterable[NodeModel]) -> tuple[Work, ...]:
+    """The work that one of the nodes does; all work if none is known."""
+    done = {work for model in models for work in model.works}
+    return tuple(work for work in Work if work in done) or tuple(Work)
+
+
+# --- which node serves -------------------------------------------------------------------------------
+
+
+def warm(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> tuple[str, ...]:
+    """The names of the nodes that serve the model now."""
+    return tuple(
+        name for name, model in group.nodes.items() if model.serves and _gets_requests(nodes.get(name))
+    )
+
+
+def cold_choice(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> str | None:
+    """The node that loads the model if none serves it: one that loads it already, the soonest first; else the
+    one with the fewest requests. One request is enough to load it there.
+    """
+    able = [
+        (name, model)
+        for name, model in group.nodes.items()
+        if model.can_serve and _gets_requests(nodes.get(name))
+    ]
+    if not able:
+        return None
+    name, _ = min(able, key=lambda item: _coldness(item[1], nodes[item[0]]))
+    return name
+
+
+def _coldness(model: NodeModel, node: KnownNode) -> tuple[bool, float, int]:
+    is_away = model.state == "stopped"
+    return is_away, 0.0 if is_away or model.eta_s is None else model.eta_s, node.requests
+
+
+def _gets_requests(known: KnownNode | None) -> bool:
+    return known is not None and known.gets_requests
+
+
+def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavailable:
+    """The answer to requests while no node can take them."""
+    id_ = group.model.id
+    present = [(name, model) for name, model in group.nodes.items() if _gets_requests(nodes.get(name))]
+    for name, model in present:
+        if model.can_serve:
+            return Unavailable(
+                503,
+                f"The node {name!r} loads the model {id_!r}",
+                cause="loading",
+                retry_after_s=retry_after_s(model.eta_s or 1.0),
+                queueable=True,
+                absent=model.percent is None,
+                percent=model.percent,
+                eta_s=model.eta_s,
+            )
+    if present:
+        name, model = present[0]
+        return Unavailable(
+            503,
+            model.problem or f"The node {name!r} cannot load the model {id_!r}",
+            cause="node_failed",
+            remedy=f"see the log of llamasup on the node {name!r}",
+        )
+    if group.expected is not None:
+        eta_s = group.expected.eta_s
+        return Unavailable(
+            503,
+            group.expected.message,
+            cause="loading",
+            retry_after_s=retry_after_s(eta_s or RETRY_S),
+            queueable=True,
+            eta_s=eta_s,
+        )
+    known = [nodes[name] for name in group.nodes if name in nodes]
+    if all(node.peer.leaving for node in known):
+        if any(node.state is NodeState.CONNECTING and not node.peer.leaving for node in nodes.values()):
+            return Unavailable(
+                503,
+                f"No node that has answered yet has the model {id_!r}",
+                cause="node_absent",
+                remedy="try again later",
+                retry_after_s=RETRY_S,
+                queueable=True,
+            )
+        return Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
+    final = all(node.state is NodeState.REFUSED for node in known)
+    shown = " and ".join(f"the node {node.peer.name!r}" for node in known[:3])
+    return Unavailable(
+        503,
+        f"The model {id_!r} is on {shown}, which cannot be reached",
+        cause="node_absent",
+        remedy="llamasup status shows why" if final else "try again later",
+        retry_after_s=None if final else RETRY_S,
+        queueable=not final,
+    )

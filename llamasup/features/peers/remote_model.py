@@ -1,0 +1,228 @@
+"""A model of other nodes: one queue over an endpoint for each of them.
+
+The owner updates it with what is known of the nodes. An endpoint has as many permits as the node has slots
+for the model, so that requests wait here, where clients take turns. The queue of the node protects it from
+several nodes that send requests. To a node that has not loaded the model goes one request, which loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.core.http.address import Address
+from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.pool.replicas.load_balancer import LoadBalancer
+from llamasup.core.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
+from llamasup.core.queueing.request_queue import RequestQueue
+from llamasup.core.queueing.served_load import ServedLoad
+from llamasup.core.queueing.unavailable import BUSY, Unavailable, generation_ended
+from llamasup.core.queueing.wait_estimate import retry_after_s
+from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.features.peers.groups import RETRY_S, ModelGroup, cold_choice, warm, why_not_served
+from llamasup.features.peers.known import KnownNode
+
+__all__ = ["NodeAddress", "RemoteModel"]
+
+COLD_PERMITS: Final = 1  # of a node that has to load the model first
+
+
+class NodeAddress(Struct, frozen=True):
+    """Where a node is, and how to speak with it."""
+
+    address: Address
+    key: str
+    link: NodeLink
+
+
+class RemoteModel:
+    """A ``ServedModel``. ``on_wanted``: see ``RequestQueue``; also called when a waiting request goes away.
+    ``on_idle`` is called each time the last request of a node ends.
+    """
+
+    repairs: Final = NO_REPAIRS
+    """Its nodes decide that."""
+
+    def __init__(
+        self,
+        group: ModelGroup,
+        *,
+        timeout_s: float,
+        max_waiting: int,
+        continues_streams: bool = False,
+        on_wanted: Callable[[], None],
+        on_idle: Callable[[], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.group = group
+        self.balancer = LoadBalancer()
+        self.queue = RequestQueue(
+            self.serving,
+            timeout_s=timeout_s,
+            max_waiting=max_waiting,
+            continues_streams=continues_streams,
+            choose=self.balancer.pick_for,
+            prefer=self.balancer.preference,
+            on_wanted=on_wanted,
+            on_unserved=lambda _: on_wanted(),
+        )
+        self.endpoints: dict[str, Endpoint] = {}
+        """By the name of the node."""
+        self._warm: tuple[Endpoint, ...] = ()
+        self._cold: Endpoint | None = None
+        self._only: Endpoint | None = None
+        """The only one that can get requests: then no prompt has to be read."""
+        self._why = why_not_served(group, {})
+        self._generations = 0
+        self._restarts: dict[str, int] = {}
+        self._on_idle = on_idle
+        self._paused: Unavailable | None = None
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<RemoteModel {self.group.model.id!r}: {list(self.endpoints.values())!r}, {self.queue!r}>"
+
+    # --- for the proxy
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        if self._only is not None:
+            return self._only.lease_if_free(infers=infers)
+        state = self.serving()
+        if isinstance(state, Unavailable):
+            return state
+        free = self.free(state) if infers else state
+        if not free:
+            return BUSY
+        return self.balancer.pick(self._healthy(free), infers=infers, body=body).lease(infers=infers)
+
+    def serving(self) -> Serving:
+        """The endpoints of the nodes that serve, else that of the node that should load the model."""
+        if self._paused is not None:
+            return self._paused
+        if self._warm:
+            return self._warm
+        cold = self._cold
+        return self._why_not() if cold is None or cold.busy >= COLD_PERMITS else (cold,)
+
+    def load(self) -> ServedLoad:
+        waiting, has_room = len(self.queue), not self.queue.is_full
+        if self.is_warm:
+            slots, free = permits_of(self.warm)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        state = self.serving()
+        if isinstance(state, Unavailable):
+            loads = state.cause == "loading"
+            return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
+        return ServedLoad(0, 0, waiting)
+
+    # --- for its owner
+    @property
+    def is_warm(self) -> bool:
+        return bool(self._warm)
+
+    @property
+    def awaits_load(self) -> bool:
+        """Whether a request waits until a node has loaded the model."""
+        return not self._warm and bool(
+            len(self.queue) or any(endpoint.busy for endpoint in self.endpoints.values())
+        )
+
+    @property
+    def warm(self) -> tuple[Endpoint, ...]:
+        """Of the serving nodes, without any that just broke a request."""
+        return tuple(endpoint for endpoint in self._warm if endpoint.ejected_until_s <= self._clock())
+
+    def free(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        return tuple(endpoint for endpoint in endpoints if endpoint.busy < endpoint.max_concurrent)
+
+    def update(
+        self,
+        group: ModelGroup,
+        nodes: Mapping[str, KnownNode],
+        address_of: Callable[[str], NodeAddress | None],
+    ) -> None:
+        """``address_of``: the address of a node; None: it cannot be reached yet."""
+        self.group = group
+        for name in tuple(self.endpoints):
+            known = nodes.get(name)
+            if name not in group.nodes or known is None or not known.keeps_requests:
+                self._close(name, known)
+            elif known.restarts != self._restarts[name]:
+                self._close(name, known, "has been started again")
+        for name, model in group.nodes.items():
+            known = nodes.get(name)
+            if known is None or not known.keeps_requests:
+                continue
+            endpoint = self.endpoints.get(name) or self._open(name, known, address_of(name))
+            if endpoint is None:
+                continue
+            endpoint.max_concurrent = model.slots if model.serves else COLD_PERMITS
+            if model.ctx_size:
+                endpoint.window = ContextWindow(model.ctx_size, model.ctx_size)
+        self._warm = tuple(self.endpoints[name] for name in warm(group, nodes) if name in self.endpoints)
+        cold = cold_choice(group, nodes)
+        self._cold = None if cold is None else self.endpoints.get(cold)
+        self._why = why_not_served(group, nodes)
+        is_only = len(group.nodes) == len(self._warm) == 1 and not group.is_local
+        self._only = self._warm[0] if is_only and self._paused is None else None
+        self.queue.changed()
+
+    def pause(self, why: Unavailable) -> None:
+        """Grant no leases any more."""
+        self._paused, self._only = why, None
+        self.queue.changed()
+
+    def close(self, why: Unavailable) -> None:
+        """No node has the model any more: end its requests, and reject the waiting ones."""
+        self._why, self._warm, self._cold, self._only = why, (), None, None
+        for name in tuple(self.endpoints):
+            self._close(name, None)
+        self.queue.changed()
+
+    # --- private
+    def _why_not(self) -> Unavailable:
+        """With the remaining time of a start that nothing reports about."""
+        why, expected = self._why, self.group.expected
+        if expected is None or expected.ready_at_s is None or why.message != expected.message:
+            return why
+        left_s = expected.ready_at_s - self._clock()
+        if left_s <= 0.0:  # it takes longer than the last one
+            return replace(why, eta_s=None, retry_after_s=RETRY_S)
+        return replace(why, eta_s=left_s, retry_after_s=retry_after_s(left_s))
+
+    def _open(self, name: str, known: KnownNode, at: NodeAddress | None) -> Endpoint | None:
+        if at is None:
+            return None
+        self._generations += 1
+        endpoint = self.endpoints[name] = Endpoint(
+            self.group.model.id,
+            self._generations,
+            at.address,
+            at.key,
+            max_concurrent=COLD_PERMITS,
+            on_permit_free=self.queue.permit_freed,
+            on_idle=lambda _: self._on_idle(),
+            node=at.link,
+        )
+        self._restarts[name] = known.restarts
+        return endpoint
+
+    def _close(self, name: str, known: KnownNode | None, what: str = "") -> None:
+        reason = what or (f"does not answer: {known.reason}" if known is not None and known.reason else "")
+        endpoint = self.endpoints.pop(name)
+        self._warm = tuple(each for each in self._warm if each is not endpoint)
+        if self._cold is endpoint:
+            self._cold = None
+        if self._only is endpoint:
+            self._only = None
+        endpoint.close(
+            generation_ended(f"The node {name!r} {reason or 'has gone'}", "node_absent", "try again")
+        )
+
+    def _healthy(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        """The endpoints that are not ejected, or all if all are."""
+        now_s = self._clock()
+        return tuple(endpoint for endpoint in endpoints if endpoint.ejected_until_s <= now_s) or endpoints

@@ -1,0 +1,201 @@
+"""Collects the requirements of the unit of ``llamasup serve``: the files in its config, and whether it
+downloads models.
+
+The service cannot access files that a later config adds; install the unit again then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from llamasup.core.config import Config
+from llamasup.core.config.inventory import read_inventory
+from llamasup.core.http.address import addresses
+from llamasup.core.llama_server.inspect import find_runtime
+from llamasup.core.planning.demo import DEMO
+from llamasup.core.planning.facts import find_model
+from llamasup.core.pool.estimate import prepare_listed
+from llamasup.core.supervision.states import Policy
+from llamasup.errors import ConfigInvalid, ModelMissing
+from llamasup.features.systemd.installation import (
+    CREDENTIALS,
+    Account,
+    Obstacles,
+    Requirements,
+    build_unit,
+    check_service_address,
+    plain_path,
+    program_paths,
+    runtime_argument,
+    with_real_paths,
+    written_folders,
+)
+from llamasup.features.systemd.run_unit import model_paths
+from llamasup.features.systemd.unit_file import Credential, Unit, is_hidden, is_home, own_folders
+
+__all__ = ["ServeRequest", "serve_unit", "service_environment"]
+
+
+class ServeRequest(Struct, frozen=True, kw_only=True):
+    """The options of ``llamasup service install --config``.
+
+    ``config`` is the content of ``config_file`` (if any), as the service will read it, with the ``given``
+    folders. ``arguments(config_file, given, runtime)`` returns the command line of ``llamasup serve``;
+    ``runtime`` is None if the config decides.
+    """
+
+    name: str
+    config: Config
+    config_file: Path | None
+    given: Mapping[str, Any]
+    arguments: Callable[[Path | None, Mapping[str, Any], str | None], list[str]]
+    runtime: str | None = None
+    account: Account
+
+
+def service_environment(name: str, account: Account, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of the service that a config can refer to."""
+    if account.of_user:
+        return {key: environ[key] for key in ("HOME", "USER", "LOGNAME", "SHELL") if key in environ}
+    state, cache, run = own_folders(name)
+    return {"HOME": state, "STATE_DIRECTORY": state, "CACHE_DIRECTORY": cache, "RUNTIME_DIRECTORY": run}
+
+
+def serve_unit(request: ServeRequest, environ: Mapping[str, str], obstacles: Obstacles) -> Unit:
+    """The unit, after all checks that need no started process.
+
+    Raises ModelMissing and ModelInvalid for a model of the config; RuntimeMissing, UsageInvalid and
+    ConfigInvalid. If there are several ``obstacles``, one error describes them all.
+    """
+    config, given, account = request.config, dict(request.given), request.account
+    hosts = config.hosts if given["host"] is None else tuple(addresses(given["host"]))
+    files = {**_files_of(config), **{field: given.pop(field) for field in CREDENTIALS if given[field]}}
+    check_service_address(
+        obstacles,
+        hosts,
+        config.port if given["port"] is None else given["port"],
+        needs_key=not (files["api_key_file"] or config.auth.insecure_no_auth or given["insecure_no_auth"]),
+        remedy="Give auth.api_key_file in the config: a service does not see your $LLAMASUP_API_KEY.",
+    )
+    if config.caches and not account.of_user:
+        folders = f"caches: {', '.join(config.caches)}: these folders are in your home"
+        text = f"{folders}, which a system service does not use."
+        obstacles.add(ConfigInvalid(text, remedy="Add the folder to models_dir."))
+    if config.runtime.watch and is_hidden(config.runtime.path or ""):
+        text = f"runtime.watch: a service cannot follow {config.runtime.path!r}, which its sandbox hides."
+        remedy = "Put llama.cpp into another folder, such as one in /opt, or remove watch."
+        obstacles.add(ConfigInvalid(text, remedy=remedy))
+    runtime, read = None, list[Path]()
+    with obstacles:
+        runtime = find_runtime(request.runtime, environ, config.runtime.path)
+        read += program_paths(runtime)
+    path = None if runtime is None else runtime_argument(runtime)
+    with obstacles:
+        read += [] if request.config_file is None else _config_paths(request.config_file)
+    downloads = _downloads(config)
+    # A user's own service reads the files itself.
+    named = files if not account.of_user else {field: request.given[field] for field in CREDENTIALS}
+    requirements = Requirements(
+        arguments=tuple(
+            request.arguments(
+                request.config_file,
+                {**dict.fromkeys(CREDENTIALS), **given},
+                None if request.runtime is None and config.runtime.watch else path,
+            )
+        ),
+        hosts=hosts,
+        read=with_real_paths(
+            [
+                *read,
+                *config.models_dir,
+                *_files_of_models(config, path, environ, obstacles),
+                *_files_of_peers(config),
+            ]
+        ),
+        written={
+            **written_folders(hosts, config.http.access_log),
+            **({str(folder): "downloads.folder" for folder in _downloads_to(config)} if downloads else {}),
+        },
+        drain_timeout_s=max(_drains(config)),
+        stop_timeout_s=Policy().stop_timeout_s,
+        credentials=tuple(
+            Credential(option, str(named[field])) for field, option in CREDENTIALS.items() if named[field]
+        ),
+        of_many=True,
+        downloads=downloads,
+        has_nodes=bool(config.peers),
+    )
+    return build_unit(request.name, account, requirements, obstacles)
+
+
+def _files_of(config: Config) -> dict[str, Path | None]:
+    """The files of ``CREDENTIALS`` in the config."""
+    auth, http = config.auth, config.http
+    return {
+        "api_key_file": auth.api_key_file,
+        "tls_cert": http.tls_cert,
+        "tls_key": http.tls_key,
+        "token_file": config.downloads.token_file,
+    }
+
+
+def _config_paths(file: Path) -> Iterator[Path]:
+    """The file. If the sandbox hides it, also its folder: editors replace the file, and a service that can
+    access only the file would still see the old one.
+    """
+    for path in dict.fromkeys((plain_path(file), file.resolve())):
+        if not is_hidden(str(path)):
+            yield path
+        elif is_home(str(path.parent)):
+            raise ConfigInvalid(
+                f"The config {path} is in {path.parent}, so the service would get access to all files there.",
+                remedy="Move it to a folder of its own, or to /etc/llamasup.",
+            )
+        else:
+            yield path.parent
+            yield path
+
+
+def _downloads(config: Config) -> bool:
+    return config.downloads.on_demand or any(entry.repo or entry.url for entry in config.models.values())
+
+
+def _downloads_to(config: Config) -> tuple[Path, ...]:
+    """The configured folder; without one the service uses its own."""
+    folder = config.downloads.folder
+    return config.models_dir[:1] if folder is None else (folder,)
+
+
+def _drains(config: Config) -> Iterator[float]:
+    """The drain time-outs of the defaults and of each model."""
+    yield Policy().drain_timeout_s
+    for keys in (config.defaults, *config.models.values()):
+        if keys.drain_timeout_s is not None:
+            yield keys.drain_timeout_s
+
+
+def _files_of_peers(config: Config) -> Iterator[Path]:
+    for entry in config.peers.values():
+        yield from filter(None, (entry.key_file, entry.ca_file))
+
+
+def _files_of_models(
+    config: Config, runtime: str | None, environ: Mapping[str, str], obstacles: Obstacles
+) -> Iterator[Path]:
+    """The files of the models that the config names; other models in its folders may change."""
+    has_demo = any(entry.path == DEMO for entry in config.models.values())
+    demo = str(find_model(DEMO)) if has_demo else None
+    for spec in read_inventory(config).registry.specs.values():
+        if spec.is_remote or not any(name in config.models for name in spec.names):
+            continue
+        if not spec.source:
+            obstacles.add(ModelMissing(f"{spec.problem}.", remedy="Set its path, repo or url."))
+        elif runtime is not None:
+            with obstacles:
+                launch = prepare_listed(spec, runtime=runtime, environ=environ)
+                yield from model_paths(launch, is_demo=spec.source == demo)[1]
+            yield from map(Path, spec.settings.adapters)

@@ -1,0 +1,173 @@
+"""The requests of a measurement, and its score: what "better" means for each purpose.
+
+The lengths come from an access log, or from a stated mix. Only lengths are read there: a log has no prompts.
+Each prompt is a text of its own, so none is found in a cache, and no text repeats itself. Sampling is
+llama-server's default with a fixed seed: greedy answers repeat themselves. Both would flatter drafts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.features.tuning.candidates import Purpose
+
+
+class Lengths(Struct, frozen=True):
+    """The tokens of one request."""
+
+    prompt: int
+    answer: int
+
+
+# A chat with a system prompt, a short question, a text to summarize, and a completion of code.
+STATED_MIX: tuple[Lengths, ...] = (Lengths(384, 96), Lengths(48, 128), Lengths(1024, 48), Lengths(192, 32))
+
+_SHORTEST = Lengths(16, 8)
+_MOST_REQUESTS = 64
+# The newest lines of a log; a busy server writes as many in a day.
+_MOST_LINES = 200_000
+# A memory candidate may be this much slower, and no more.
+_SLOWEST_OF_MEMORY = math.log(0.8)
+
+
+class Block(Struct, frozen=True):
+    """The requests of one measurement: ``clients`` at a time."""
+
+    requests: tuple[Lengths, ...]
+    clients: int = 1
+
+
+class Answered(Struct, frozen=True):
+    """One request as a client saw it."""
+
+    first_token_s: float
+    total_s: float
+    tokens: int
+
+
+class Measurement(Struct, frozen=True):
+    """One block. ``tokens_per_s``: of all clients together, of the answers."""
+
+    seconds: float
+    first_token_s: float
+    tokens_per_s: float
+    memory_bytes: int
+
+
+def as_measured(answers: Sequence[Answered], seconds: float, memory_bytes: int) -> Measurement:
+    return Measurement(
+        seconds,
+        fmean(one.first_token_s for one in answers),
+        sum(one.tokens for one in answers) / max(seconds, 1e-9),
+        memory_bytes,
+    )
+
+
+def middle_of(measured: Sequence[Measurement]) -> Measurement | None:
+    """The median of each figure."""
+    if not measured:
+        return None
+    return Measurement(
+        median(one.seconds for one in measured),
+        median(one.first_token_s for one in measured),
+        median(one.tokens_per_s for one in measured),
+        round(median(one.memory_bytes for one in measured)),
+    )
+
+
+def log_ratio(purpose: Purpose, default: Measurement, candidate: Measurement) -> float:
+    """The log of the gain, positive if the candidate is better.
+
+    For latency and throughput: the time of the same requests. For memory: the resident memory after them,
+    unless the candidate is slower than four fifths of the default's speed.
+    """
+    time = math.log(max(default.seconds, 1e-9) / max(candidate.seconds, 1e-9))
+    if purpose != "memory":
+        return time
+    if time < _SLOWEST_OF_MEMORY:
+        return time
+    return math.log(max(default.memory_bytes, 1) / max(candidate.memory_bytes, 1))
+
+
+# --- which requests ------------------------------------------------------------------------------
+
+
+class _Line(msgspec.Struct):
+    status: int = 0
+    tokens_prompt: int | None = None
+    tokens_completion: int | None = None
+
+
+def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...]:
+    """The lengths of ``count`` requests that stand for those of an access log, by their sums of tokens.
+
+    Lines that are no answered requests with tokens are skipped.
+    """
+    decode = msgspec.json.Decoder(_Line).decode
+    found: deque[Lengths] = deque(maxlen=_MOST_LINES)
+    for line in lines:
+        try:
+            request = decode(line)
+        except msgspec.DecodeError:
+            continue
+        prompt, answer = request.tokens_prompt, request.tokens_completion
+        if request.status == 200 and prompt and answer is not None and answer >= 0:
+            found.append(Lengths(prompt, max(1, answer)))
+    ordered = sorted(found, key=lambda one: (one.prompt + one.answer, one.prompt))
+    if len(ordered) <= count:
+        return tuple(ordered)
+    # The middle of each of ``count`` equal parts.
+    return tuple(ordered[(2 * part + 1) * len(ordered) // (2 * count)] for part in range(count))
+
+
+def clients_for(purpose: Purpose, slots: int) -> int:
+    """How many requests run at a time."""
+    return 2 * slots if purpose == "throughput" else 1
+
+
+def block_for(mix: Sequence[Lengths], scale: float, *, ctx_size: int, clients: int) -> Block:
+    """The requests of one block: the mix ``scale`` times, or with all lengths shortened by that factor.
+
+    Each client has a request at least.
+    """
+    times = max(1, min(int(scale), _MOST_REQUESTS // len(mix)), -(-clients // len(mix)))
+    shortened = (_shortened(one, min(scale, 1.0)) for one in mix)
+    return Block(tuple(_within(one, ctx_size) for one in shortened) * times, clients)
+
+
+def _shortened(one: Lengths, share: float) -> Lengths:
+    return Lengths(
+        min(one.prompt, max(_SHORTEST.prompt, round(one.prompt * share))),
+        min(one.answer, max(_SHORTEST.answer, round(one.answer * share))),
+    )
+
+
+def _within(one: Lengths, ctx_size: int) -> Lengths:
+    """The request cut to a context; a few tokens are left for special ones of llama-server."""
+    room = max(2, ctx_size - 8)
+    answer = min(one.answer, room // 2)
+    return replace(one, prompt=min(one.prompt, room - answer), answer=answer)
+
+
+# --- prompts -------------------------------------------------------------------------------------
+
+
+def prompt_tokens(text: Sequence[int], length: int) -> list[int]:
+    """The first tokens of a tokenized ``text``, which is repeated if a tokenizer makes too few of it."""
+    tokens = list(text) or [0]
+    return (tokens * -(-length // len(tokens)))[:length]
+
+
+def as_json(measured: Measurement) -> Mapping[str, float]:
+    return {
+        "first_token_s": round(measured.first_token_s, 4),
+        "tokens_per_s": round(measured.tokens_per_s, 1),
+        "memory_bytes": measured.memory_bytes,
+    }

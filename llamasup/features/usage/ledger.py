@@ -1,0 +1,126 @@
+"""Adds finished requests up by day, model and key.
+
+All sums are whole numbers (microseconds, microjoules), so that every grouping has the same total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, time, timedelta
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from llamasup.core.observability.counters import GAVE_WAY, RequestRecord
+
+_KEY_PREFIX: Final = "key:"
+_NO_ERRORS: Final = frozenset({"ok", "local", "client_gone", GAVE_WAY})
+# The clock may be set, and a machine that was suspended continues on another day.
+_CHECK_DAY_S: Final = 60.0
+
+
+class Group(NamedTuple):
+    """``day`` is ``YYYY-MM-DD``; ``key`` is the name of an API key, empty for a request without one."""
+
+    day: str
+    model: str
+    key: str
+
+
+class Sums(Struct):
+    """``tokens_prompt`` includes ``tokens_cached``. ``unreported``: requests that held a slot and whose
+    answer reported no tokens; ``tokens_estimated`` is the estimate of the tokens that answers did not report.
+    ``energy_uj`` is None if it was never measured.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    tokens_prompt: int = 0
+    tokens_cached: int = 0
+    tokens_completion: int = 0
+    tokens_estimated: int = 0
+    unreported: int = 0
+    slot_us: int = 0
+    energy_uj: int | None = None
+
+    def add(self, other: Sums) -> None:
+        self.requests += other.requests
+        self.errors += other.errors
+        self.tokens_prompt += other.tokens_prompt
+        self.tokens_cached += other.tokens_cached
+        self.tokens_completion += other.tokens_completion
+        self.tokens_estimated += other.tokens_estimated
+        self.unreported += other.unreported
+        self.slot_us += other.slot_us
+        if other.energy_uj is not None:
+            self.energy_uj = (self.energy_uj or 0) + other.energy_uj
+
+
+def key_of(client: str) -> str:
+    """The name of the key in ``RequestRecord.client``; empty for an address."""
+    return client.removeprefix(_KEY_PREFIX) if client.startswith(_KEY_PREFIX) else ""
+
+
+def is_error(record: RequestRecord) -> bool:
+    """Whether the client got no complete answer, or one with an error status. A client that disconnected is
+    no error, and neither is a batch that gave way to other clients.
+    """
+    if record.outcome not in _NO_ERRORS:
+        return True
+    return record.outcome == "ok" and record.status >= 400
+
+
+def day_at(now: datetime) -> tuple[str, float]:
+    """The day of a local time, and how many seconds later to ask again."""
+    midnight = datetime.combine(now.date() + timedelta(days=1), time(), now.tzinfo)
+    return now.date().isoformat(), min(_CHECK_DAY_S, (midnight - now).total_seconds())
+
+
+class Ledger:
+    """Sums that are not saved yet. For one thread."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Group, Sums] = {}
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {len(self._sums)} groups>"
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def count(self, record: RequestRecord, day: str) -> Group:
+        """Add a finished request, which was for a model."""
+        group = Group(day, record.model, key_of(record.client))
+        sums = self._of(group)
+        sums.requests += 1
+        sums.errors += is_error(record)
+        sums.tokens_prompt += record.tokens_prompt or 0
+        sums.tokens_cached += record.tokens_cached or 0
+        sums.tokens_completion += record.tokens_completion or 0
+        sums.tokens_estimated += record.tokens_estimated
+        sums.slot_us += round(record.slot_s * 1e6)
+        is_unreported = record.tokens_prompt is None and record.tokens_completion is None
+        if record.slot_s > 0.0 and record.status < 400 and is_unreported:
+            sums.unreported += 1
+        return group
+
+    def add(self, taken: Mapping[Group, Sums]) -> None:
+        for group, sums in taken.items():
+            self._of(group).add(sums)
+
+    def add_energy(self, shares_uj: Mapping[Group, int]) -> None:
+        self.add({group: Sums(energy_uj=share_uj) for group, share_uj in shares_uj.items()})
+
+    def rows(self) -> Sequence[tuple[Group, Sums]]:
+        return list(self._sums.items())
+
+    def take(self) -> Mapping[Group, Sums]:
+        """All sums; the ledger is empty then."""
+        taken, self._sums = self._sums, {}
+        return taken
+
+    def _of(self, group: Group) -> Sums:
+        sums = self._sums.get(group)
+        if sums is None:
+            sums = self._sums[group] = Sums()
+        return sums

@@ -1,0 +1,86 @@
+"""What requests are told while a model does not serve."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from llamasup.core.models.spec import Stay
+from llamasup.core.pool.answers import downloading, pause_of, reason_of
+from llamasup.core.pool.model_states import Model, ModelState, Rollout, RolloutStep, Sizing
+from llamasup.core.queueing.unavailable import Unavailable
+from scripts.pool_diagram import ANSWER, ERROR, SPECS
+
+MODEL = Model(SPECS[0])
+SWAP = Rollout(RolloutStep.STARTING)
+
+
+@pytest.mark.parametrize(
+    ("state", "rollout", "cause"),
+    [
+        (ModelState.ABSENT, None, None),
+        (ModelState.RESIDENT, None, None),
+        (ModelState.FAILED, None, None),
+        (ModelState.CORDONED, None, "unloading"),
+        (ModelState.UNLOADING, None, "unloading"),
+        (ModelState.ROLLING_OUT, Rollout(RolloutStep.BESIDE), None),
+        (ModelState.ROLLING_OUT, SWAP, "changing"),
+    ],
+)
+def test_all_requests_wait_while_no_process_may_take_one(
+    state: ModelState, rollout: Rollout | None, cause: str | None
+) -> None:
+    answer = pause_of(replace(MODEL, state=state, rollout=rollout))
+    assert (None if answer is None else answer.cause) == cause
+    assert answer is None or answer.queueable
+
+
+def test_removed_model_answers_with_its_reason() -> None:
+    assert pause_of(replace(MODEL, state=ModelState.REMOVED, answer=ANSWER)) is ANSWER
+
+
+def test_eviction_names_the_model_that_needs_the_memory() -> None:
+    answer = pause_of(replace(MODEL, state=ModelState.UNLOADING, for_id="b"))
+    assert answer is not None
+    assert answer.message == "The model 'a' is being unloaded to make room for 'b'"
+    assert answer.absent  # a request that waits would load it again
+
+
+@pytest.mark.parametrize(
+    ("total", "bytes_per_s", "message", "retry_after_s"),
+    [
+        (None, 0, "The model 'a' is being downloaded: 1.0 GiB", 1),
+        (3 << 30, 0, "The model 'a' is being downloaded: 1.0 GiB of 3.0 GiB", 1),
+        (3 << 30, 1 << 28, "The model 'a' is being downloaded: 1.0 GiB of 3.0 GiB", 8),
+    ],
+)
+def test_download_is_the_reason_while_it_runs(
+    total: int | None, bytes_per_s: int, message: str, retry_after_s: int
+) -> None:
+    answer = downloading(SPECS[0], 1 << 30, total, bytes_per_s)
+    assert (answer.message, answer.retry_after_s) == (message, retry_after_s)
+    sizing = Sizing(1, "load", download=answer)
+    assert reason_of(replace(MODEL, state=ModelState.SIZING, sizing=sizing)) is answer
+
+
+def test_error_of_the_server_is_the_reason_after_a_failure() -> None:
+    failed = replace(MODEL, state=ModelState.FAILED, error=ERROR)
+    assert _reason(failed).message == "It failed."
+    assert _reason(replace(failed, answer=replace(ANSWER, message="No."))).message == "No."
+    assert _reason(MODEL).cause == "loading"
+
+
+def test_model_by_command_answers_for_itself_unless_a_command_loads_it() -> None:
+    only = replace(MODEL, spec=replace(SPECS[0], stay=Stay(by_command=True)))
+    unloading = replace(only, state=ModelState.UNLOADING)
+    assert reason_of(only) is None
+    assert pause_of(unloading) is None
+    waiting = pause_of(unloading, awaited=True)
+    assert waiting is not None
+    assert waiting.queueable
+
+
+def _reason(model: Model) -> Unavailable:
+    reason = reason_of(model)
+    assert reason is not None
+    return reason

@@ -1,0 +1,62 @@
+"""Each setting says what its values name outside of llamasup: a config over the API may not change those."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+
+from llamasup.core.config.config_keys import Config
+from llamasup.core.settings.declaration import Setting, settings_of
+from llamasup.core.settings.kinds import Named, Section
+
+# Of ``defaults`` only the keys, which ``models`` has too. A new setting belongs into one of these lists.
+EXPECTED = {
+    "program": "runtime.path",
+    "path": """
+        listen models_dir follow_links caches auth.api_key_file http.tls_cert http.tls_key http.access_log
+        ollama.listen
+        downloads.folder downloads.token_file batches.folder peers.key_file peers.ca_file fleet.key_file
+        models.path models.draft_model models.mmproj models.loras models.rpc_ca models.rpc_cert models.rpc_key
+    """,
+    "host": """
+        http.remote_media http.trusted_proxies downloads.endpoint downloads.private_addresses peers.url
+        fleet.directory fleet.ray models.rpc
+    """,
+    "flags": "models.extra",
+    "rights": "auth.insecure_no_auth http.api_config",
+    "nothing": """
+        runtime.watch memory.ram memory.vram max_loaded default_model swap_after groups watch
+        models.ctx_size models.parallel models.gpu_layers models.threads models.kv_type models.flash_attn
+        models.profile models.devices models.nice models.check_memory models.warm_up models.ttl models.pin
+        models.preload models.replicas models.keep_slots models.max_concurrent models.max_queued
+        models.wait_timeout models.continue_streams models.repair models.drain_timeout models.repo models.url
+        models.aliases virtual_models.model virtual_models.any virtual_models.set virtual_models.default
+        virtual_models.remove virtual_models.system http.allow_hosts http.allow_origins http.max_body
+        http.stream_keepalive
+        http.request_timeout http.slow_request http.ui downloads.on_demand downloads.parallel slots.keep
+        slots.disk usage.enabled usage.keep_days batches.enabled batches.max_file batches.disk
+        batches.max_files batches.max_lines batches.max_batches batches.keep_days batches.only_between
+        fleet.name fleet.listen fleet.ingress fleet.min_replicas fleet.max_replicas fleet.gpus
+        fleet.target_load fleet.upscale_after fleet.downscale_after fleet.idle_after fleet.when_idle
+        fleet.drain_timeout fleet.surge fleet.models.min_replicas fleet.models.max_replicas fleet.models.cpus
+        fleet.models.gpus fleet.models.memory fleet.models.when_idle
+    """,
+}
+
+
+def all_settings(group: type[msgspec.Struct], at: str = "") -> Iterator[tuple[str, Setting]]:
+    for key, (_, setting) in settings_of(group).items():
+        kind = setting.kind.of if isinstance(setting.kind, Named) else setting.kind
+        if isinstance(kind, Section):
+            yield from all_settings(kind.keys, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", setting
+
+
+def test_every_setting_says_what_its_values_name() -> None:
+    found = defaultdict(set)
+    for key, setting in all_settings(Config):
+        found[setting.outside].add(key.replace("defaults.", "models."))
+    assert found == {names: set(keys.split()) for names, keys in EXPECTED.items()}

@@ -1,0 +1,210 @@
+"""The part of the usage that runs in a thread, without the thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from llamasup.errors import FolderUnusable
+from llamasup.features.usage.attribution import Counter, Reading
+from llamasup.features.usage.batch import Batch, Question, Saved, Work
+from llamasup.features.usage.ledger import Group, Sums
+from llamasup.features.usage.saver import UsageSaver
+from llamasup.features.usage.store import read_rows, save
+
+TINY = Group("2100-03-01", "tiny", "")  # later than the days that are deleted
+
+
+class Machine:
+    """``folder`` is the state folder; None: it cannot be used. ``readings`` are those of the counters."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder: Path | None = folder
+        self.readings: Iterator[Reading | None] = iter(())
+        self.measured = 0
+
+    def path(self) -> Path:
+        if self.folder is None:
+            raise FolderUnusable("The folder cannot be used.", remedy="Make it writable.")
+        return self.folder / "usage.sqlite"
+
+    def measure(self) -> Reading | None:
+        self.measured += 1
+        return next(self.readings, None)
+
+    def saver(self, keep_days: int = 400) -> UsageSaver:
+        return UsageSaver(keep_days, path=self.path, measure=self.measure)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def asked(saver: UsageSaver, by: tuple[str, ...] = ("model",), since: date | None = None) -> Saved:
+    answers: list[Saved] = []
+    saver.take(Batch(question=Question(by, since, answers.append)))
+    return answers[0]
+
+
+def test_sums_are_saved_when_the_batch_says_so(machine: Machine) -> None:
+    saver = machine.saver()
+    saver.take(Batch({TINY: Sums(1)}))
+    assert read_rows(machine.path()) == []
+    saver.take(Batch({TINY: Sums(2)}, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(3))]
+    saver.take(Batch(saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(3))]
+
+
+def test_answer_has_saved_and_unsaved_sums(machine: Machine) -> None:
+    saver = machine.saver()
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    saver.take(Batch({TINY: Sums(2), TINY._replace(day="2100-02-01"): Sums(4)}))
+    answer = asked(saver, since=date(2100, 3, 1))
+    assert sum(sums.requests for _, sums in answer.rows) == 3
+    assert (answer.file, answer.problem) == (str(machine.path()), None)
+    assert sum(sums.requests for _, sums in asked(saver).rows) == 7
+
+
+def test_folder_that_cannot_be_used_is_reported_once_and_loses_nothing(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, machine.folder = machine.folder, None
+    saver = machine.saver()
+    for _ in range(3):
+        saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert len(caplog.messages) == 1
+    assert "Make it writable. Until then, the usage is not saved." in caplog.messages[0]
+    answer = asked(saver)
+    assert (answer.problem, answer.file) == ("The folder cannot be used.", None)
+    assert answer.rows == [(TINY, Sums(3))]
+
+    machine.folder = folder
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(4))]
+    assert asked(saver).problem is None
+
+    machine.folder = None
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert len(caplog.messages) == 2  # it is a new problem
+
+
+def test_corrupt_file_is_moved_aside_and_a_new_one_begins(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.path().write_bytes(b"This is not a database." * 100)
+    saver = machine.saver()
+    assert "damaged" in (asked(saver).problem or "")  # reading changes nothing
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    [message] = caplog.messages
+    assert "is damaged" in message
+    assert "has renamed it to" in message
+    assert read_rows(machine.path()) == [(TINY, Sums(1))]
+    [aside] = machine.path().parent.glob("usage.sqlite.corrupt-*")
+    assert aside.read_bytes().startswith(b"This is not")
+
+
+def test_corrupt_file_that_cannot_be_moved_is_a_problem(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError
+
+    machine.path().write_bytes(b"This is not a database." * 100)
+    monkeypatch.setattr("llamasup.features.usage.saver.move_aside", refuses)
+    saver = machine.saver()
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    [message] = caplog.messages
+    assert "Move it away." in message
+    assert asked(saver).rows == [(TINY, Sums(2))]
+
+
+def test_corrupt_file_that_another_llamasup_has_moved_is_written_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.path().write_bytes(b"This is not a database." * 100)
+
+    def moved_already(path: Path, _error: object) -> None:
+        path.unlink()
+
+    monkeypatch.setattr("llamasup.features.usage.saver.move_aside", moved_already)
+    machine.saver().take(Batch({TINY: Sums(1)}, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(1))]
+    assert caplog.messages == []
+
+
+def test_unexpected_failure_keeps_the_sums_and_is_logged_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no such luck")
+
+    saver = machine.saver()
+    with monkeypatch.context() as patched:
+        patched.setattr("llamasup.features.usage.saver.save", fails)
+        for _ in range(3):
+            saver.take(Batch({TINY: Sums(1)}, saves=True))
+        assert caplog.messages == ["The usage cannot be saved"]
+        answer = asked(saver)
+        assert answer.problem == "The usage file cannot be used: RuntimeError: no such luck."
+        assert answer.rows == [(TINY, Sums(3))]
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(4))]
+    assert asked(saver).problem is None
+    monkeypatch.setattr("llamasup.features.usage.saver.read_rows", fails)
+    assert asked(saver).problem == "The usage file cannot be used: RuntimeError: no such luck."
+
+
+def test_failure_of_the_energy_counters_ends_the_measuring_alone(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> Reading:
+        raise RuntimeError("no such luck")
+
+    saver = UsageSaver(400, path=machine.path, measure=fails)
+    for _ in range(2):
+        saver.take(Batch({TINY: Sums(1)}, measures=True, saves=True))
+    assert caplog.messages == ["The energy counters cannot be read"]
+    assert not saver.measures
+    assert read_rows(machine.path()) == [(TINY, Sums(2))]
+
+
+def test_old_days_are_deleted_once_a_day(machine: Machine) -> None:
+    today = date.today()  # noqa: DTZ011 - the local day
+    day = [TINY._replace(day=(today - timedelta(days=days)).isoformat()) for days in range(4)]
+    save(machine.path(), [(one, Sums(1)) for one in day])
+    saver = machine.saver(keep_days=2)
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    left = {group.day for group, _ in read_rows(machine.path())}
+    assert left <= {day[0].day, day[1].day, day[2].day, TINY.day}  # midnight may pass
+    assert day[3].day not in left
+    save(machine.path(), [(day[3], Sums(1))])
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert day[3].day in {group.day for group, _ in read_rows(machine.path())}
+
+
+def reading(at_s: float, uj: int) -> Reading:
+    return Reading(at_s, {"package": Counter(uj)})
+
+
+def test_energy_between_two_readings_goes_to_the_requests_in_between(machine: Machine) -> None:
+    machine.readings = iter([reading(0.0, 1000), reading(10.0, 3000), reading(1000.0, 9000)])
+    saver = machine.saver()
+    saver.take(Batch(measures=True))
+    saver.take(Batch({TINY: Sums(1)}, [Work(TINY, 0.0, 10.0, 1.0)], measures=True, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]
+    saver.take(Batch(work=[Work(TINY, 900.0, 1000.0, 1.0)], measures=True, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]  # too long ago
+
+
+def test_machine_without_counters_is_asked_once(machine: Machine) -> None:
+    saver = machine.saver()
+    saver.take(Batch(measures=True))
+    saver.take(Batch(measures=True))
+    assert not saver.measures
+    assert machine.measured == 1
