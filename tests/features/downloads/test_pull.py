@@ -22,6 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.gguf.files import read_model
+from llamasup.core.hub import remote_file
 from llamasup.core.hub.hub_settings import hub_endpoint, hub_token
 from llamasup.core.hub.part_file import Busy, Origin, PartFile
 from llamasup.core.hub.reference import parse_ref
@@ -38,7 +39,7 @@ from llamasup.errors import (
     ModelMissing,
     UsageInvalid,
 )
-from llamasup.features.downloads import fetch, remote_file, transport
+from llamasup.features.downloads import fetch, transport
 from llamasup.features.downloads.client import RetryPolicy
 from llamasup.features.downloads.pull import Choosing, DownloadOptions, pull
 from tests.kit import models
