@@ -116,6 +116,7 @@ def test_restart_after_a_kill_is_explained_under_run(runtime: str, tiny_model: P
         kill_server_of(it, "tiny")
         restarted = asked(it, "tiny")
         assert "(SIGKILL)" in restarted["sentences"][1]
+        assert restarted["state"] == "ready", restarted
         assert "out-of-memory killer" in restarted["change"][0]
         assert [each["kind"] for each in restarted["decisions"]] == ["restart", "load"]
         unknown = run_to_end("why", "tinny", "--pid", str(it.pid))

@@ -272,7 +272,7 @@ _INVALID_REQUESTS: tuple[tuple[bytes, int], ...] = (
     (request("POST", "/completion", b"", headers="Content-Length: 7\r\n"), 400),
     (request("GET", "/v1/models", key="another"), 401),
     (post("/completion", {"prompt": "a"}, key="another"), 401),
-    (request("GET", "/v1/models", host="elsewhere.example", key="another"), 401),
+    (request("GET", "/v1/models", host="elsewhere.example", key="another"), 403),
     (request("GET", "/v1/models", headers="Origin: https://elsewhere.example\r\n"), 403),
     (post("/props", {}), 403),
     (post("/slots/0?action=save", {}), 403),
