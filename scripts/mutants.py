@@ -38,9 +38,9 @@ from scripts.pure_modules import pure_files  # noqa: E402
 
 NOT_MUTATED = (
     "llamasup/embedded/",  # a program of its own
-    "llamasup/system/native/macos",
-    "llamasup/system/native/windows",
-    "llamasup/system/process/exec_guardian_windows",
+    "llamasup/core/system/native/macos",
+    "llamasup/core/system/native/windows",
+    "llamasup/core/system/process/exec_guardian_windows",
 )
 
 

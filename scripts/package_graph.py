@@ -25,7 +25,7 @@ MARKS = "<!-- rooms: scripts/package_graph.py -->", "<!-- end of rooms -->"
 
 
 def floors() -> list[list[str]]:
-    """The rooms of each floor, highest first, as the layers contracts list them: ``core`` is its own floors."""
+    """The rooms of each floor, highest first, as the layers contracts list them; ``core`` has its own floors."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     layers = {
@@ -44,7 +44,7 @@ def floors() -> list[list[str]]:
 def arrows(graph: grimp.ImportGraph) -> Mapping[str, Mapping[str, int]]:
     """Room → the rooms that it imports, with the number of imports. Annotations count, too.
 
-    The features are one room here. The imports of features in the core are left out: pyproject.toml lists them.
+    The features are one room here. Imports of features in the core are left out: pyproject.toml lists them.
     """
     found: dict[str, dict[str, int]] = {}
     for module in sorted(graph.modules):

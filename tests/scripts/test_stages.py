@@ -84,7 +84,7 @@ def test_last_line_of_a_stage_is_the_variable_of_the_stages_after_it(console: Co
     ("path", "tests"),
     [
         ("llamasup/core/queueing/queue_order.py", "tests/core/queueing/test_queue_order.py"),
-        ("llamasup/queueing/lease.py", "tests/core/queueing"),
+        ("llamasup/core/queueing/lease.py", "tests/core/queueing"),
         ("llamasup/core/proxy/listeners", "tests/core/proxy/listeners"),
         ("llamasup/errors.py", "tests/test_errors.py"),
         ("tests/cli/test_app.py", "tests/cli/test_app.py"),

@@ -19,4 +19,4 @@ def demo_draft() -> bytes:
 
 
 def _trained(name: str) -> bytes:
-    return (files("llamasup.gguf") / "trained" / name).read_bytes()
+    return (files("llamasup.core.gguf") / "trained" / name).read_bytes()

@@ -682,7 +682,7 @@ def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Pat
 
 def test_real_embedded_runtime_is_queried(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
-    root = str(Path(inspect.__file__).parent.parent.parent)
+    root = str(Path(inspect.__file__).parents[3])
     runtime = find("embedded", tmp_path, PATH=os.environ["PATH"], PYTHONPATH=root)
     assert runtime.kind == "embedded"
     assert runtime.version != "unknown"

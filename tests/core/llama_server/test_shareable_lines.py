@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from llamasup.core.llama_server.shareable_lines import shareable_lines
+from tests.kit.paths import FIXTURES
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "logs" / "requests-b11434.log"
+FIXTURE = FIXTURES / "logs" / "requests-b11434.log"
 LINES = FIXTURE.read_text().splitlines()
 READY = next(number for number, line in enumerate(LINES) if line.endswith("model loaded"))
 WORK = "0.09.000.000 I slot print_timing: id  0 | task 7 |    graphs reused =         31"

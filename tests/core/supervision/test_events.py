@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -32,6 +31,7 @@ from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.states import State
 from llamasup.core.system.process.exit import Exit
 from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid
+from tests.kit.paths import ROOT
 from tests.kit.script import run_script
 
 CRASH = Diagnosis("killed", "it was killed", "look at the log", (), deterministic=False, exit_code=75)
@@ -167,7 +167,7 @@ def test_table_of_causes_in_the_documentation_is_current() -> None:
 
 
 def test_documentation_has_a_row_with_the_fields_of_each_event() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sidecar.md").read_text("utf-8")
+    page = (ROOT / "docs" / "sidecar.md").read_text("utf-8")
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     for event, _ in EVENTS:
         shown = as_json(event)
