@@ -36,10 +36,7 @@ def _chosen(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _changes(environ: Mapping[str, str], platform: str) -> Mapping[str, str | None]:
-    """Return the variables that take back the changes of PyInstaller's start program, before a child inherits
-    them.
-
-    None means: remove the variable.
+    """What takes back the changes of PyInstaller's start program, before a child inherits them; None: remove.
 
     On Linux it puts the folder of the bundle into LD_LIBRARY_PATH: llama-server would load the libraries of
     the bundle instead of those of the system (PyInstaller 6.22).

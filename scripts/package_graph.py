@@ -25,7 +25,7 @@ MARKS = "<!-- rooms: scripts/package_graph.py -->", "<!-- end of rooms -->"
 
 
 def floors() -> list[list[str]]:
-    """The rooms of each floor, highest first, as the layers contracts list them; ``core`` has its own floors."""
+    """The rooms of each floor, highest first, as the layers contracts list them (the core has several)."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     layers = {

@@ -37,10 +37,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def allowed_host(text: str) -> str:
-    """Return the name or address of a Host header, without a port: every port is allowed.
-
-    Raises UsageInvalid.
-    """
+    """The name or address of a Host header, without a port: every port is allowed. Raises UsageInvalid."""
     if "*" in text:
         raise UsageInvalid(
             f"{text!r} would admit any web page whose own name resolves to this address (DNS rebinding).",
@@ -67,14 +64,14 @@ _is_bare_name = re.compile(r"(?!xn--|0x[0-9a-f]*\Z|[a-z]{2}\Z)[a-z0-9_-]*[a-z][a
 
 
 def is_local_name(name: str) -> bool:
-    """Return whether no public DNS resolves ``name``, so that nobody on the internet can make a browser send
-    it here (DNS rebinding): ``nas``, ``llama.internal``.
+    """Whether no public DNS resolves ``name``, so that nobody on the internet can make a browser send it here
+    (DNS rebinding): ``nas``, ``llama.internal``.
     """
     return bool(_is_bare_name(name)) or name.endswith(_LOCAL_DOMAINS)
 
 
 def allowed_origin(text: str) -> str:
-    """Return an Origin as browsers send it: scheme, name, and the port if it is not the default.
+    """An Origin as browsers send it: scheme, name, and the port if it is not the default.
 
     Raises UsageInvalid.
     """
@@ -96,7 +93,7 @@ def allowed_origin(text: str) -> str:
 
 
 def allowed_media_host(text: str) -> str:
-    """Return a host that llama-server may fetch media from: ``HOST``, ``HOST:PORT`` or ``any``.
+    """A host that llama-server may fetch media from: ``HOST``, ``HOST:PORT`` or ``any``.
 
     Raises UsageInvalid.
     """
@@ -121,7 +118,7 @@ class TcpAddress(Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """The host and port as configured."""
+        """Host and port as configured."""
         return f"{_bracketed(self.host)}:{self.port}"
 
     @property
@@ -153,17 +150,17 @@ Address = TcpAddress | UnixAddress
 
 
 def listen_text(address: Address) -> str:
-    """Return the address in the notation of a config."""
+    """The address in the notation of a config."""
     return address.path if isinstance(address, UnixAddress) else address.authority
 
 
 def addresses(host: str) -> list[str]:
-    """Return the addresses of ``--host``, separated by commas as llama-server's (b11434)."""
+    """The addresses of ``--host``, separated by commas as llama-server's (b11434)."""
     return list(dict.fromkeys(name for name in map(str.strip, host.split(",")) if name))
 
 
 def invalid_host_remedy(host: str) -> str | None:
-    """Return the remedy for an invalid ``host``; None for a name, an address or the path of a socket."""
+    """The remedy for an invalid ``host``; None for a name, an address or the path of a socket."""
     if host.endswith(".sock"):
         return None
     if "://" in host:
@@ -182,15 +179,12 @@ def _bracketed(host: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this machine can reach ``host``: a loopback address or a Unix socket."""
+    """Whether only this machine can reach ``host``: a loopback address or a Unix socket."""
     return host.endswith(".sock") or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is a loopback address.
-
-    A name other than localhost could resolve to any address.
-    """
+    """Whether ``host`` is a loopback address. A name other than localhost could resolve to any address."""
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):
@@ -216,7 +210,7 @@ _PRIVATE = tuple(
 
 
 def is_private(host: str) -> bool:
-    """Return whether ``host`` is an address of a private network. A name could resolve to any address."""
+    """Whether ``host`` is an address of a private network. A name could resolve to any address."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         return any(address in network for network in _PRIVATE)
@@ -224,6 +218,6 @@ def is_private(host: str) -> bool:
 
 
 def host_of_url(url: str) -> str | None:
-    """Return the host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
+    """The host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
     parsed = parse_authority(url.partition("://")[2].encode("utf-8", "replace"))
     return None if parsed is None or parsed[1] == 0 else parsed[0]

@@ -327,29 +327,26 @@ class BodyScan:
 
 
 def may_hold_url(piece: bytes) -> bool:
-    """Return whether a string in ``piece`` could be a URL.
-
-    Fast, with false positives but no false negatives.
-    """
+    """Whether a string in ``piece`` could be a URL. Fast, with false positives but no false negatives."""
     return b'"http' in piece or (b"\\u00" in piece and _escaped_letter(piece) is not None)
 
 
 def scanned(
     body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
 ) -> BodyScan:
-    """Return the scan of a complete body."""
+    """The scan of a complete body."""
     scan = BodyScan(lists, urls=urls, most_steps=most_steps)
     scan.feed(body)
     return scan
 
 
 def is_too_complex(body: bytes) -> bool:
-    """Return whether an object for each field of this JSON would take seconds, and GiB."""
+    """Whether an object for each field of this JSON would take seconds, and GiB."""
     return len(body) > _SMALL and scanned(body).unclear
 
 
 def times(number: bytes) -> int:
-    """Return ``n`` as llama-server reads it. An invalid number is 1 here, because llama-server refuses it."""
+    """``n`` as llama-server reads it. An invalid number is 1 here, because llama-server refuses it."""
     try:
         value = float(number)
     except ValueError:

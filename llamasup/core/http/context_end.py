@@ -26,9 +26,7 @@ class ContextWindow(msgspec.Struct, frozen=True):
 
 
 class ContextEnd(msgspec.Struct, frozen=True):
-    """How the context ended an answer.
-
-    ``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
+    """``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
     context ends), ``shifted`` (with ``--context-shift`` it went on, and the beginning was dropped).
     """
 
@@ -43,7 +41,7 @@ class _Slot(msgspec.Struct):
 
 
 def read_window(slots: bytes | None) -> ContextWindow | None:
-    """Return the window from an answer of ``/slots``; None if it has none."""
+    """The window from an answer of ``/slots``; None if it has none."""
     try:
         slot = msgspec.json.decode(slots or b"", type=list[_Slot])[0]
     except (msgspec.DecodeError, RecursionError, IndexError):
@@ -70,13 +68,12 @@ _SHARED_FULL_KEY = b'"message":"' + SHARED_FULL.encode() + b'"'
 
 
 def is_shared_full(body: bytes) -> bool:
-    """Return whether this error is that of all requests which together have filled a shared context."""
+    """Whether this error is that of all requests which together have filled a shared context."""
     return _SHARED_FULL_KEY in body
 
 
 def context_refusal(body: bytes) -> ContextEnd | None:
-    """Return the refusal in the complete ``body`` of an error response; None if it is not about the context.
-    """
+    """The refusal in the complete ``body`` of an error response; None if it is not about the context."""
     if b"xceed" not in body:  # nearly every refusal is about something else
         return None
     try:
@@ -96,10 +93,7 @@ _TRUNCATED = b'"truncated":true'
 
 
 def context_end(tail: bytes, counts: TokenCounts | None, window: ContextWindow | None) -> ContextEnd | None:
-    """Return how the context ended an answer with these last bytes.
-
-    None for nearly all, after one comparison.
-    """
+    """How the context ended an answer with these last bytes. None for nearly all, after one comparison."""
     if counts is None:
         return ContextEnd("cut") if _SHARED_FULL_KEY in tail else None
     if window is None:

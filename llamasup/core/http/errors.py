@@ -32,15 +32,12 @@ _MAX_TEXT = 2000
 
 
 def type_of(status: int) -> str:
-    """Return the ``type`` of a status, as OpenAI and llama-server name it."""
+    """The ``type`` of a status, as OpenAI and llama-server name it."""
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_object(error: LlamasupError) -> Mapping[str, Any]:
-    """Return the JSON object.
-
-    ``exit_code``, ``lines`` and ``details`` let the command line show its own error.
-    """
+    """The JSON object. ``exit_code``, ``lines`` and ``details`` let the command line show its own error."""
     status = error.http_status
     shown: dict[str, Any] = {
         "message": error.message,
@@ -58,7 +55,7 @@ def error_object(error: LlamasupError) -> Mapping[str, Any]:
 
 
 def error_from(status: int, answered: Any) -> LlamasupError:
-    """Return the error in an answer of ``status``, of its own class if that is known."""
+    """The error in an answer of ``status``, of its own class if that is known."""
     fields = answered.get("error") if isinstance(answered, Mapping) else None
     if not isinstance(fields, Mapping):
         return ControlFailed(

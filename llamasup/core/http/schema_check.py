@@ -1,4 +1,4 @@
-"""Checks whether an answer has the JSON that its request asked for (pure).
+"""Whether an answer has the JSON that its request asked for (pure).
 
 llama-server keeps an answer within its schema with a grammar, but an answer that reaches ``max_tokens`` is
 cut, a grammar does not know all of JSON Schema, and the embedded runtime ignores a ``json_schema`` of
@@ -87,9 +87,7 @@ class _Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The answer of a chat or of ``/v1/completions``; ``content`` and ``stop_type`` are fields of
-    ``/completion``.
-    """
+    """Of a chat or of ``/v1/completions``; ``content`` and ``stop_type``: of ``/completion``."""
 
     choices: list[_Choice] = []
     content: str | None = None
@@ -101,8 +99,7 @@ class Answer(msgspec.Struct):
         return self.stop_type == "limit" or any(choice.finish_reason == "length" for choice in self.choices)
 
     def ignores_schema(self, route: str) -> bool:
-        """Return whether llama-server has ignored the schema of a completion: the answer does not even begin
-        as JSON.
+        """Whether llama-server has ignored the schema of a completion: this does not even begin as JSON.
 
         The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
         ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
@@ -113,7 +110,7 @@ class Answer(msgspec.Struct):
         )
 
     def texts(self) -> Iterator[str]:
-        """Return the texts that have to be JSON: all but tool calls."""
+        """Those that have to be JSON: all but tool calls."""
         if self.content is not None:
             yield self.content
         for choice in self.choices:
@@ -140,8 +137,7 @@ def import_package() -> None:
 
 
 def asked_json(route: str, body: bytes) -> AskedJson | None:
-    """Return the JSON that the answer has to be; None if any text is right. Cheap for most requests without
-    JSON.
+    """The JSON that the answer has to be; None: any text is right. Cheap for most requests without JSON.
 
     ``route``: the path that the body is for.
     """
@@ -166,15 +162,13 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
 
 
 def _read(schema: msgspec.Raw) -> dict[str, Any] | None:
-    """Read the schema; None if there is no schema, or it is too large to check it."""
+    """None: there is no schema, or it is too large to check it."""
     text = bytes(schema)
     return None if len(text) > MAX_SCHEMA else _read_schema(text)
 
 
 def violation(asked: AskedJson, answer: bytes) -> str | None:
-    """Describe what is wrong with the answer; None if nothing is, or if the check takes more than
-    ``MAX_STEPS``.
-    """
+    """What is wrong with the answer; None: nothing, or it takes more than ``MAX_STEPS`` to know."""
     try:
         return mismatch(asked, _read_answer(answer), MAX_STEPS)
     except _UNREADABLE as error:
@@ -184,7 +178,7 @@ def violation(asked: AskedJson, answer: bytes) -> str | None:
 
 
 def read_answer(answer: bytes) -> Answer | None:
-    """Read the answer; None if that is not possible."""
+    """None: it cannot be read."""
     try:
         return _read_answer(answer)
     except _UNREADABLE:
@@ -192,8 +186,8 @@ def read_answer(answer: bytes) -> Answer | None:
 
 
 def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
-    """Describe what is wrong with the answer; None if nothing is. Raises TimeoutError if it takes more than
-    ``most_steps`` to know.
+    """What is wrong with the answer; None: nothing. Raises TimeoutError if it takes more than ``most_steps``
+    to know.
     """
     for text in answer.texts():
         try:
@@ -207,9 +201,7 @@ def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
-    """Check the answer; None is returned without the package jsonschema, too (``pip install
-    'llamasup[batch]'``).
-    """
+    """None also without the package jsonschema (``pip install 'llamasup[batch]'``)."""
     try:
         import jsonschema
         from referencing.jsonschema import EMPTY_REGISTRY

@@ -37,9 +37,7 @@ class _Item:
 
 
 class TokenMeter:
-    """Counts the tokens of one answer.
-
-    ``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
+    """``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
     per token.
     """
 
@@ -69,7 +67,7 @@ class TokenMeter:
         self.tokens_per_s: float | None = None
 
     def read(self, piece: bytes) -> None:
-        """Read the next bytes of the answer, with their chunk framing."""
+        """The next bytes of the answer, with their chunk framing."""
         if (
             self.streams
             and not self._rest
@@ -96,16 +94,16 @@ class TokenMeter:
 
     @property
     def prompts_reported(self) -> int:
-        """The number of items that have reported their prompt tokens."""
+        """How many items have reported their prompt tokens."""
         return sum(item.prompt is not None for item in self._items.values())
 
     @property
     def items_reported(self) -> int:
-        """The number of items that have reported their completion tokens."""
+        """How many items have reported their completion tokens."""
         return sum(item.completion is not None for item in self._items.values())
 
     def counts(self) -> TokenCounts | None:
-        """Return the counts reported so far, summed over all items."""
+        """The counts reported so far, summed over all items."""
         items = self._items.values()
         prompts = [item.prompt for item in items if item.prompt is not None]
         completions = [item.completion for item in items if item.completion is not None]

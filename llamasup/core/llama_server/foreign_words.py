@@ -40,8 +40,7 @@ _SAME_OPTIONS = frozenset({*_SAME, "--models-dir", "--parallel", "--port", "--th
 
 
 def ignored_variables(environ: Mapping[str, str], capabilities: Capabilities | None = None) -> str:
-    """Return a sentence about the variables that no llama-server gets, with the option for each; empty if
-    none.
+    """A sentence about the variables that no llama-server gets, with the option for each; empty if none.
 
     ``capabilities``: of the build that a single model has.
     """

@@ -18,10 +18,7 @@ MIN_CTX_SIZE = 2048
 
 
 class PlanLimits(Struct, frozen=True):
-    """The bounds of one plan; ``None`` is no bound.
-
-    ``why``: the reason for whatever these bounds make smaller.
-    """
+    """``None`` is no bound. ``why``: the reason for whatever these bounds make smaller."""
 
     parallel: int | None = None
     ctx_size: int | None = None  # tokens per request
@@ -89,9 +86,7 @@ class Adjustment(Struct, frozen=True):
 
 
 def adjustable_of(settings: Settings, extra_args: ExtraArgs) -> frozenset[str]:
-    """Return the options that a smaller plan may change: those that the user set neither here nor after
-    ``--``.
-    """
+    """The options that a smaller plan may change: those that the user set neither here nor after ``--``."""
     if settings.profile == "plain":
         return frozenset()  # llama-server chooses them all
     passed: Mapping[str, tuple[object, tuple[str, ...]]] = {

@@ -23,9 +23,7 @@ BATCH: Final = 100
 
 
 class BatchWriter(Generic[T]):
-    """A queue whose items a thread passes to ``write``.
-
-    ``write`` gets at most ``BATCH`` items at a time, in order, in the thread; it returns False to end.
+    """``write`` gets at most ``BATCH`` items at a time, in order, in the thread; it returns False to end.
 
     ``linger_s``: how long the thread collects items before it writes. ``max_waiting``: ``put`` drops an item
     while so many wait, and counts it in ``rejected``; then only one thread may call ``put``.
@@ -59,7 +57,7 @@ class BatchWriter(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        """Return the number of items that wait."""
+        """The number of items that wait."""
         return len(self._items)
 
     def put(self, item: T, *, hurry: bool = False) -> None:

@@ -42,8 +42,7 @@ _ROOT = Path(__file__).parents[3]
 
 
 def own_command(part: Part) -> tuple[str, ...] | None:
-    """Return the command line of ``part``, which its arguments follow; None if this program cannot start it.
-    """
+    """The command line of ``part``, which its arguments follow; None if this program cannot start it."""
     if getattr(sys, "frozen", False) == BUNDLE:
         return (sys.executable,) if part == "llamasup" else (sys.executable, PART_ARGUMENT, part)
     python = python_executable()
@@ -55,7 +54,7 @@ def own_command(part: Part) -> tuple[str, ...] | None:
 
 
 def python_executable() -> str | None:
-    """Return the path of a Python with llamasup's modules; None in a frozen application."""
+    """The path of a Python with llamasup's modules; None in a frozen application."""
     return None if getattr(sys, "frozen", False) else sys.executable or None
 
 

@@ -31,9 +31,7 @@ class FoundWorker(Struct, frozen=True):
 
 
 def find_rpc_server(choice: str | None, environ: Mapping[str, str]) -> FoundWorker:
-    """Find the rpc-server.
-
-    ``choice``: ``--runtime``, the path of an rpc-server, or of a llama-server next to one.
+    """``choice``: ``--runtime``, the path of an rpc-server, or of a llama-server next to one.
 
     Raises RuntimeMissing or BrokenRuntime.
     """
@@ -50,7 +48,7 @@ def find_rpc_server(choice: str | None, environ: Mapping[str, str]) -> FoundWork
 
 
 def worker_environment(environ: Mapping[str, str], path: str, config_home: str) -> dict[str, str]:
-    """Return the environment of a worker: an allowlist, as for llama-server (X6)."""
+    """As that of llama-server: an allowlist (X6)."""
     return child_environment(
         environ,
         kind="binary",

@@ -20,8 +20,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of kills so far, which only grows; 0 if the system does not count them. ``root`` is
-    for tests.
+    """A count that only grows; 0 if the system has none. ``root`` is for tests.
 
     The count of our own cgroup (v2 ``memory.events.local`` since 5.3, else ``memory.events``, which in 5.2
     counts the groups below, too; v1 ``memory.oom_control`` since 4.13), or else of the whole system
@@ -40,7 +39,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def cpu_usage(pid: int) -> CpuUsage | None:
-    """Sum up the process and its descendants, because llama-server may be wrapped in a script.
+    """Of the process and its descendants, as llama-server may be wrapped in a script.
 
     Takes some milliseconds (psutil lists all processes), so call it only for a suspected server. None if the
     process has exited or is not accessible.
@@ -66,9 +65,8 @@ def cpu_usage(pid: int) -> CpuUsage | None:
 
 
 def family_bytes(pid: int) -> int | None:
-    """Return the memory of the process and its descendants without pages of mapped files, which the system
-    reads and drops as it likes. Takes some milliseconds. None if the process has exited or is not
-    accessible.
+    """The memory of the process and its descendants without pages of mapped files, which the system reads and
+    drops as it likes. Takes some milliseconds. None if the process has exited or is not accessible.
     """
     import psutil
 
@@ -83,8 +81,7 @@ def family_bytes(pid: int) -> int | None:
 
 
 def cpu_time_s(pid: int) -> float | None:
-    """Return the CPU time of the process alone, to the microsecond: the times in /proc have a resolution of
-    10 ms.
+    """The CPU time of the process alone, to the microsecond: the times in /proc have a resolution of 10 ms.
 
     None if the process has exited, or if this system has no such clock (only Linux has). Takes 1 µs.
     """
@@ -98,7 +95,7 @@ class MemoryUsage(Struct, frozen=True):
 
 
 def memory_usage(pid: int) -> MemoryUsage | None:
-    """Return the memory of a process; None if the process has exited or is not accessible."""
+    """None if the process has exited or is not accessible."""
     import psutil
 
     try:
@@ -129,16 +126,13 @@ class LoadUsage(Struct, frozen=True):
 
     @property
     def loaded(self) -> tuple[int, int, int, int]:
-        """The bytes that grow while a load makes progress.
-
-        CPU time is no progress: a hung process may spin.
-        """
+        """What grows while a load makes progress. CPU time is no progress: a hung process may spin."""
         return self.file_bytes, self.anonymous_bytes, self.read_bytes, self.disk_bytes
 
 
 def load_usage(pid: int) -> LoadUsage | None:
-    """Measure a process; return None if it has exited or is not accessible. Takes 50 µs on Linux: called
-    while a model loads, and before psutil is imported.
+    """None if the process has exited or is not accessible. Takes 50 µs on Linux: called while a model loads,
+    and before psutil is imported.
     """
     counts = native.load_counts(pid)
     return None if counts is None else LoadUsage(*counts)

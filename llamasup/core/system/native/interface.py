@@ -20,19 +20,19 @@ class Job(Protocol):
     """A child and its descendants, as one object of the system."""
 
     def kill(self) -> None:
-        """Kill all its processes."""
+        """End all its processes."""
         ...
 
     def close(self) -> None:
-        """Kill all its processes and release the object. May be repeated."""
+        """End all its processes and release the object. May be repeated."""
         ...
 
 
 class Keyboard(Protocol):
-    """A reader of the keys that are pressed."""
+    """The keys that are pressed."""
 
     def next(self, timeout_s: float) -> str | None:
-        """Return a character, or ``up``, ``down``, ``escape``; None: no key in time, or one without a name.
+        """A character, or ``up``, ``down``, ``escape``; None: no key in time, or one without a name.
 
         Raises EOFError at the end of standard input.
         """
@@ -63,13 +63,11 @@ class Native(Protocol):
     # --- files and folders
 
     def is_own(self, status: os.stat_result) -> bool:
-        """Return whether the file belongs to this user."""
+        """Whether the file belongs to this user."""
         ...
 
     def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
-        """Return whether the folder belongs to this user; on Windows it may also belong to the administrators
-        or the system.
-        """
+        """The same for a folder; on Windows it may also belong to the administrators or the system."""
         ...
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
@@ -77,7 +75,7 @@ class Native(Protocol):
         ...
 
     def is_open_to_others(self, status: os.stat_result) -> bool:
-        """Return whether the mode of the file gives rights to other users."""
+        """Whether the mode of the file gives rights to other users."""
         ...
 
     def set_mode(self, fd: int, mode: int) -> None: ...
@@ -87,8 +85,7 @@ class Native(Protocol):
         ...
 
     def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        """Call ``os.open``, never through a symlink; others may rename and remove the file while it is open.
-        """
+        """``os.open``, never through a symlink; others may rename and remove the file while it is open."""
         ...
 
     def try_replace(self, source: Path, target: Path) -> bool:
@@ -112,7 +109,7 @@ class Native(Protocol):
         ...
 
     def open_folder(self, path: Path) -> int | None:
-        """Return a descriptor for ``lock``; None where folders have none."""
+        """A descriptor for ``lock``; None where folders have none."""
         ...
 
     def lock(self, fd: int) -> bool:
@@ -123,53 +120,49 @@ class Native(Protocol):
         ...
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """Read at most ``length`` bytes from ``offset`` on."""
+        """At most ``length`` bytes from ``offset`` on."""
         ...
 
     def temporary_folders(self) -> Sequence[Path]:
-        """Return folders for files of this user, the preferred one first."""
+        """For files of this user, the preferred one first."""
         ...
 
     def login_folders(self) -> Sequence[Path]:
-        """Return the run folders of this user's login session, for commands outside it (cron, su, docker
-        exec).
-        """
+        """Run folders of this user's login session, for commands outside it (cron, su, docker exec)."""
         ...
 
     def runtime_folders(self) -> Sequence[Path]:
-        """Return folders for files of this login, where no variable names such a folder."""
+        """For files of this login, where no variable names such a folder."""
         ...
 
     def user(self) -> str:
-        """Return a text that distinguishes the users of this machine in names of files."""
+        """Distinguishes the users of this machine, in names of files."""
         ...
 
     def is_root(self) -> bool:
-        """Return whether this user may change the units of systemd."""
+        """Whether this user may change the units of systemd."""
         ...
 
     def is_library(self, name: str) -> bool:
-        """Return whether a file of this name is a shared library."""
+        """Whether a file of this name is a shared library."""
         ...
 
     def longest_path(self) -> int | None:
-        """Return how many characters the path of a file may have, where the system and not its disk limits
-        it.
-        """
+        """How many characters the path of a file may have, where the system and not its disk limits it."""
         ...
 
     def device_numbers(self, device: int) -> tuple[int, int]:
-        """Return the major and minor number of ``st_dev``."""
+        """Major and minor number of ``st_dev``."""
         ...
 
     # --- pipes and sockets
 
     def set_nonblocking(self, fd: int) -> None:
-        """Let a read return at once, where the system can do that for a pipe."""
+        """Where pipes can be: a read returns at once."""
         ...
 
     def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Return the pipes among ``fds`` that have data or have ended, within ``timeout_s``.
+        """The pipes among ``fds`` that have data or have ended, within ``timeout_s``.
 
         All of them where pipes cannot be asked: the next read waits.
         """
@@ -180,15 +173,15 @@ class Native(Protocol):
         ...
 
     def unread(self, sock: socket.socket) -> Callable[[int], object]:
-        """Return a function that reports whether ``sock`` has unread bytes; its argument is 0."""
+        """A function that says whether ``sock`` has unread bytes; its argument is 0."""
         ...
 
     def unix_socket(self) -> socket.socket:
-        """Return a new stream socket. Only where ``has_unix_sockets``."""
+        """A new stream socket. Only where ``has_unix_sockets``."""
         ...
 
     def datagram_socket(self) -> socket.socket:
-        """Return a new Unix socket for datagrams. Only where ``has_unix_sockets``."""
+        """A new Unix socket for datagrams. Only where ``has_unix_sockets``."""
         ...
 
     def before_bind(self, sock: socket.socket, *, share: bool) -> None:
@@ -198,19 +191,18 @@ class Native(Protocol):
     # --- processes
 
     def start_of(self, pid: int) -> str | None:
-        """Return the start time of ``pid`` as an opaque string; None if it has exited or is not visible.
+        """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.
 
         Empty if it runs, and hides it: a process of another user on Windows.
         """
         ...
 
     def tagged(self, entry: bytes) -> list[int]:
-        """Return the other processes of this user for which ``is_tagged`` is true."""
+        """The other processes of this user for which ``is_tagged`` is true."""
         ...
 
     def is_tagged(self, pid: int, entry: bytes) -> bool:
-        """Return whether ``pid`` runs, is this user's, and has an environment entry that starts with
-        ``entry``.
+        """Whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
 
         False where the environment of other processes is hidden.
         """
@@ -221,11 +213,11 @@ class Native(Protocol):
         ...
 
     def pidfd(self, pid: int) -> int | None:
-        """Return a descriptor that becomes readable at the exit of ``pid``; None where there is none."""
+        """A descriptor that becomes readable at the exit of ``pid``; None where there is none."""
         ...
 
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
-        """Return a function that blocks until ``pid`` exits. Raises ProcessLookupError if it has exited."""
+        """A function that blocks until ``pid`` exits. Raises ProcessLookupError if it has exited."""
         ...
 
     def tied(
@@ -236,7 +228,7 @@ class Native(Protocol):
         *,
         ignores_sigpipe: bool,
     ) -> list[str]:
-        """Return the command that runs ``argv`` and dies with this process, if a command can do that here.
+        """The command that runs ``argv`` and dies with this process, if a command can do that here.
 
         ``helper``: the command line of exec_child.py; None if this program has none. ``ignores_sigpipe`` is
         for the helper; without one, and where ``argv`` runs directly, the setting is inherited.
@@ -246,7 +238,7 @@ class Native(Protocol):
     def start_in_job(
         self, start: Callable[[int], subprocess.Popen[bytes]]
     ) -> tuple[subprocess.Popen[bytes], Job | None]:
-        """Return a new child without a window, and its job, which ends with this process.
+        """A new child without a window, and its job, which ends with this process.
 
         ``start`` gets the ``creationflags`` of subprocess.Popen. None where process groups are used. On
         Windows this process then takes Ctrl-C, even if its parent made it ignore that: its children inherit
@@ -259,11 +251,11 @@ class Native(Protocol):
         ...
 
     def set_niceness(self, pid: int, nice: int) -> None:
-        """Set the nice value, where that is permitted and known."""
+        """Ignored where it is not permitted or unknown."""
         ...
 
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
-        """Ask a child to exit."""
+        """Ask a child to end."""
         ...
 
     def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
@@ -271,7 +263,7 @@ class Native(Protocol):
         ...
 
     def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
-        """Return whether the child has exited; reap it only where ``sees_without_reaping`` is false."""
+        """Whether the child has exited; reaps it only where ``sees_without_reaping`` is false."""
         ...
 
     sees_without_reaping: bool
@@ -281,13 +273,11 @@ class Native(Protocol):
         ...
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
-        """Return the fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
+        """The fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
         ...
 
     def cpu_time_s(self, pid: int) -> float | None:
-        """Return the CPU time of a process, to the microsecond; None if it has exited, or without such a
-        clock.
-        """
+        """The CPU time of a process, to the microsecond; None if it has exited, or without such a clock."""
         ...
 
     guardian: Part
@@ -306,7 +296,7 @@ class Native(Protocol):
         ...
 
     def files_limit(self) -> int | None:
-        """Return the limit on open files; None if there is none."""
+        """The limit on open files; None if there is none."""
         ...
 
     # --- users, for systemd
@@ -318,19 +308,19 @@ class Native(Protocol):
     # --- this process
 
     def cpus(self) -> frozenset[int]:
-        """Return the CPUs that this process may use; empty if unknown."""
+        """The CPUs that this process may use; empty if unknown."""
         ...
 
     def cpu_name(self) -> str:
-        """Return the name of the processor; empty if unknown."""
+        """The name of the processor; empty if unknown."""
         ...
 
     def is_terminal(self, fd: int) -> bool:
-        """Return whether ``fd`` is a terminal. On Windows, ``os.isatty`` is true for the device NUL, too."""
+        """Whether it is a terminal. On Windows, ``os.isatty`` also says so of the device NUL."""
         ...
 
     def is_background_job(self) -> bool:
-        """Return whether a shell started it with ``&`` on the terminal at standard input."""
+        """Whether a shell started it with ``&`` on the terminal at standard input."""
         ...
 
     def prepare_streams(self) -> None:
@@ -352,9 +342,9 @@ class Native(Protocol):
         ...
 
     def keyboard(self) -> AbstractContextManager[Keyboard]:
-        """Read single keys: they arrive at once and are not shown. Ctrl-C stays a signal."""
+        """The keys of the terminal arrive at once and are not shown. Ctrl-C stays a signal."""
         ...
 
     def awake_and_asleep_s(self) -> float:
-        """Return a clock that also counts while the machine sleeps, if the system has one."""
+        """A clock that also counts while the machine sleeps, if the system has one."""
         ...

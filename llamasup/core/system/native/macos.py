@@ -1,7 +1,4 @@
-"""Implements the interface for macOS and the BSDs, with kqueue and psutil.
-
-Tested with fakes only: see docs/sidecar.md.
-"""
+"""macOS and the BSDs: kqueue and psutil. Tested with fakes only: see docs/sidecar.md."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ if TYPE_CHECKING:  # see __init__.py
 
 
 class KqueueEnd:
-    """Waits for the exit of a process: kqueue(2), EVFILT_PROC with NOTE_EXIT.
-
-    Registering a process that does not exist is an error.
-    """
+    """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""
 
     def __init__(self, pid: int, api: Any = None) -> None:
         if api is None:

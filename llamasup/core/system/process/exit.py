@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Exit(Struct, frozen=True):
-    """The exit of a process: either its exit code or the name of the signal (``"SIGKILL"``) is set."""
+    """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""
 
     code: int | None
     signal: str | None

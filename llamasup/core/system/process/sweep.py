@@ -55,7 +55,7 @@ class Swept(Struct, frozen=True):
 
 
 def stale_runs() -> tuple[StaleRun, ...]:
-    """Return the run folders of processes that have exited, and their sockets that still listen."""
+    """The run folders of processes that have exited, and their sockets that still listen."""
     stale = []
     for folder, pid in run_folders():
         with _claimed_stale(folder, pid) as is_stale:
@@ -80,9 +80,7 @@ def _claimed_stale(folder: Path, pid: int) -> Iterator[bool]:
 
 
 def _owner_lives(folder: Path, pid: int) -> bool:
-    """Check the owner's process: for systems without locks, and for a folder removed while its run made it
-    again.
-    """
+    """For systems without locks, and for a folder that was removed while its run made it again."""
     start = start_of(pid)
     try:
         return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
@@ -156,7 +154,7 @@ def _is_old(path: Path) -> bool:
 
 
 def main() -> None:
-    """Run as a process whose argument is the folder."""
+    """The process: its argument is the folder."""
     sweep(only=Path(sys.argv[1]))
 
 
