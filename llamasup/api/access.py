@@ -1,4 +1,4 @@
-"""httpx clients for the program that serves."""
+"""Makes httpx clients for the program that serves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT = httpx.Timeout(None, connect=10.0)
 
 
 class Access(Struct, frozen=True):
-    """``certificate``: the served certificate chain, with TLS."""
+    """The address of the server and what its clients need. ``certificate``: the served chain, with TLS."""
 
     address: Address
     api_key: str | None = None

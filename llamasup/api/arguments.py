@@ -1,4 +1,4 @@
-"""The settings of a model as keyword arguments, for type checkers.
+"""Declares the settings of a model as keyword arguments, for type checkers.
 
 ``scripts/config_tables.py`` writes the fields from their declarations in ``settings/model.py``.
 """

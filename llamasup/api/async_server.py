@@ -63,23 +63,23 @@ class AsyncServer:
         return self._client
 
     def status(self) -> Mapping[str, Any]:
-        """The ``status`` object of docs/design.md."""
+        """Return the ``status`` object of docs/design.md."""
         return self._hosted.control_target.status()
 
     def why(self, model: str | None = None) -> Mapping[str, Any]:
-        """Why the model is in its state, and what would have to change, in sentences (docs/control.md)."""
+        """Say why the model is in its state, and what would have to change (docs/control.md)."""
         return self._hosted.control_target.why(self._name_of(model))
 
     async def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
-        """The ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several of them
-        with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid.
+        """Return the ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several with
+        commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid.
         """
         self._hosted_here()
         return await self._service.usage(by, since)
 
     async def requests(self, *, ended: int = 0) -> Mapping[str, Any]:
-        """As ``GET requests`` of docs/control.md: the requests in flight, the oldest first, and the last
-        ``ended`` finished ones, the newest first. At most 200 are kept. Raises UsageInvalid.
+        """Return the requests in flight, the oldest first, and the last ``ended`` finished ones, the newest
+        first (docs/control.md, GET requests). At most 200 are kept. Raises UsageInvalid.
         """
         if not 0 <= ended <= MAX_ENDED:
             raise UsageInvalid(f"ended={ended!r} is not a valid number.", remedy=f"Use 0 to {MAX_ENDED}.")

@@ -1,5 +1,6 @@
-"""Events of a server: ``AsyncEvents`` for the loop, ``Events`` for any thread. Each reader has a bounded
-queue.
+"""Delivers the events of a server: ``AsyncEvents`` for the loop, ``Events`` for any thread.
+
+Each reader has a bounded queue.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class AsyncEvents(AsyncIterator[Event]):
         self._arrived.set()
 
     async def aclose(self) -> None:
-        """For ``contextlib.aclosing``."""
+        """End the iteration, for ``contextlib.aclosing``."""
         self.close()
 
     def _deliver(self, event: Event | None) -> None:
@@ -125,7 +126,7 @@ class Feed:
         self.ended = False
 
     def add(self, reader: AsyncEvents | Events) -> bool:
-        """From any thread. False: the server has ended."""
+        """Add a reader, from any thread; returns False if the server has ended."""
         with self._lock:
             if not self.ended:
                 self._readers.add(reader)

@@ -1,4 +1,4 @@
-"""The arguments of ``serve``, and the config made of them."""
+"""Checks the arguments of ``serve``, and makes the config of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llamasup.errors import UsageInvalid
 
 
 class ConfigInputs:
-    """The settings of a model as in a config (docs/configuration.md), times in seconds. None: unset."""
+    """The config, folders and models that ``serve`` was given. A call reads the config again."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ConfigInputs:
         return ConfigInputs(self.file or self._config, self.folders, self.environ, self.models)
 
     def __call__(self) -> Config:
-        """Reads the file, if there is one (blocks). Raises ConfigInvalid."""
+        """Read the file, if there is one (blocks). Raises ConfigInvalid."""
         return self.with_models(self.models)
 
     def with_models(self, models: Mapping[str, ModelEntry]) -> Config:
@@ -61,7 +61,7 @@ class ConfigInputs:
 
 
 def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> Path | Config | None:
-    """The path of a file, or a checked config. Raises UsageInvalid, and ConfigIssues for a mapping."""
+    """Return the path of a file, or a checked config. Raises UsageInvalid, and ConfigIssues for a mapping."""
     match config:
         case None:
             return None
@@ -80,7 +80,7 @@ def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> 
 
 
 def _read(given: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: bool) -> Config:
-    """Checked like a file: JSON is YAML."""
+    """Check a mapping like a file: JSON is YAML."""
     try:
         text = json.dumps(_without_none(given), ensure_ascii=False, allow_nan=False, default=fspath)
     except (TypeError, ValueError, RecursionError) as error:
@@ -127,7 +127,7 @@ def absolute_of(path: str | PathLike[str]) -> Path:
 
 
 def entry_of(model: str | Path, options: Mapping[str, Any]) -> ModelEntry:
-    """The entry of ``model``, as for ``llamasup run``. Raises UsageInvalid and ModelMissing."""
+    """Make the entry of ``model``, as for ``llamasup run``. Raises UsageInvalid and ModelMissing."""
     text = str(model)
     if not text or "\0" in text:
         raise UsageInvalid(f"{model!r} is not a model.", remedy="Give the path of a GGUF file, or 'demo'.")
@@ -146,7 +146,7 @@ def name_of(model: str | Path) -> str:
 
 
 def successor(entry: ModelEntry, before: ModelEntry | None, options: Mapping[str, Any]) -> ModelEntry:
-    """``entry`` with the settings of the name from ``before`` that ``options`` does not set."""
+    """Give ``entry`` the settings of the name from ``before`` that ``options`` does not set."""
     if before is None:
         return entry
     kept = {name: getattr(before, name) for name in ("aliases", *OF_NAME) if options.get(name) is None}

@@ -54,7 +54,7 @@ class Server:
         return self._client
 
     def status(self) -> Mapping[str, Any]:
-        """The ``status`` object of docs/design.md."""
+        """Return the ``status`` object of docs/design.md."""
 
         async def ask() -> Mapping[str, Any]:
             return self._server.status()
@@ -62,7 +62,7 @@ class Server:
         return self._thread.do(ask())
 
     def why(self, model: str | None = None) -> Mapping[str, Any]:
-        """As ``AsyncServer.why``."""
+        """Say why the model is in its state, as ``AsyncServer.why`` does."""
 
         async def ask() -> Mapping[str, Any]:
             return self._server.why(model)
@@ -70,15 +70,15 @@ class Server:
         return self._thread.do(ask())
 
     def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
-        """As ``AsyncServer.usage``."""
+        """Return the ``usage`` object, as ``AsyncServer.usage`` does."""
         return self._thread.do(self._server.usage(by=by, since=since))
 
     def requests(self, *, ended: int = 0) -> Mapping[str, Any]:
-        """As ``AsyncServer.requests``."""
+        """Return the requests in flight and the last finished ones, as ``AsyncServer.requests`` does."""
         return self._thread.do(self._server.requests(ended=ended))
 
     def cancel(self, request_id: str) -> Mapping[str, Any]:
-        """As ``AsyncServer.cancel``."""
+        """Cancel the requests with this id, as ``AsyncServer.cancel`` does."""
 
         async def ask() -> Mapping[str, Any]:
             return self._server.cancel(request_id)
@@ -86,34 +86,34 @@ class Server:
         return self._thread.do(ask())
 
     def events(self) -> Events:
-        """As ``AsyncServer.events``."""
+        """Return the events from now on, as ``AsyncServer.events`` does."""
         self._thread.refuse_others()
         return self._server._read(Events())
 
     def load(self, model: str | None = None) -> None:
-        """As ``AsyncServer.load``."""
+        """Load the model, as ``AsyncServer.load`` does."""
         self._thread.do(self._server.load(model))
 
     def unload(self, model: str | None = None) -> None:
-        """As ``AsyncServer.unload``."""
+        """Unload the model, as ``AsyncServer.unload`` does."""
         self._thread.do(self._server.unload(model))
 
     def restart(self, model: str | None = None) -> None:
-        """As ``AsyncServer.restart``."""
+        """Restart the model, as ``AsyncServer.restart`` does."""
         self._thread.do(self._server.restart(model))
 
     def reload(self) -> Mapping[str, Any]:
-        """As ``AsyncServer.reload``."""
+        """Read the config and the folders again, as ``AsyncServer.reload`` does."""
         return self._thread.do(self._server.reload())
 
     def switch(
         self, model: str | Path, *, name: str | None = None, **options: Unpack[ModelArguments]
     ) -> None:
-        """As ``AsyncServer.switch``."""
+        """Serve another model under an existing name, as ``AsyncServer.switch`` does."""
         self._thread.do(self._server.switch(model, name=name, **options))
 
     def stop(self, *, now: bool = False) -> None:
-        """As ``AsyncServer.stop``. Ctrl-C during the wait stops it at once."""
+        """Stop the server, as ``AsyncServer.stop`` does. Ctrl-C during the wait stops it at once."""
         self._end(now=now, quiet=False)
 
     @property

@@ -1,4 +1,4 @@
-"""``serve``: checks its arguments, and starts a server for ``async with`` or ``with``."""
+"""Checks the arguments of ``serve``, and starts a server for ``async with`` or ``with``."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _wrong_type(argument: str, value: object, expected: str) -> UsageInvalid:
 
 
 class Serving:
-    """``async with`` gives an AsyncServer, ``with`` and ``start`` give a Server.
+    """The result of ``serve``: ``async with`` gives an AsyncServer, ``with`` and ``start`` give a Server.
 
     It can be started again after its end, with the same arguments.
     """

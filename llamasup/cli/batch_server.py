@@ -1,4 +1,4 @@
-"""The llamasup that serves a batch: one that runs already, or one that starts for the run."""
+"""Finds the llamasup that serves a batch, or starts one for the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_EVENT_BYTES: Final = 1 << 20
 
 @asynccontextmanager
 async def server_of(job: Job) -> AsyncIterator[tuple[str, str | None]]:
-    """Its URL and the key for it."""
+    """Yield the URL of the llamasup that serves ``job``, and the key for it."""
     if job.model is not None:
         async with _started(job.model, job.arguments) as url:
             yield url, client_key(None, os.environ)  # it takes the key from there, too
@@ -42,7 +42,7 @@ async def server_of(job: Job) -> AsyncIterator[tuple[str, str | None]]:
 
 @asynccontextmanager
 async def _started(model: str, arguments: tuple[str, ...]) -> AsyncIterator[str]:
-    """The URL of a llamasup that runs until the end of the block, or until this process ends."""
+    """Yield the URL of a llamasup that runs until the block or this process ends."""
     command = own_command("llamasup")
     if command is None:
         raise UsageInvalid(

@@ -1,4 +1,4 @@
-"""Commands and groups of commands: their help, and the import of a command's module when it is needed."""
+"""Adapts Typer: the help of commands and groups, and the import of a command's module when it is needed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _ReadsParameters:
 
 
 class Command(_ReadsParameters, TyperCommand):
-    """Its help names an argument by its metavar: Typer would add braces and a Python type."""
+    """A command whose help names an argument by its metavar: Typer would add braces and a Python type."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = self._parameters(ctx, "option")
@@ -133,7 +133,7 @@ class _CommandSet(typer.Typer):
 
 
 def command_set(name: str | None = None, help: str | None = None) -> typer.Typer:
-    """The commands of one module. With a ``name`` they are subcommands, such as those of ``llamasup key``."""
+    """Collect the commands of one module. With a ``name`` they are its subcommands (``llamasup key …``)."""
     return _CommandSet(
         cls=CommandGroup,
         name=name,
@@ -145,7 +145,7 @@ def command_set(name: str | None = None, help: str | None = None) -> typer.Typer
 
 
 class CommandGroup(_ReadsParameters, TyperGroup):
-    """Its help shows the whole first line of each command's help."""
+    """A group whose help shows the whole first line of each command's help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, rows in self._sections():
@@ -169,7 +169,7 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(CommandGroup):
-    """The commands of ``table``, in sections by title. ``get_command`` imports a command's module."""
+    """Shows the commands of ``table`` in sections by title. ``get_command`` imports a command's module."""
 
     table: ClassVar[Mapping[str, Sequence[LazyCommand]]]
 

@@ -1,4 +1,4 @@
-"""``run``, ``wrap`` and ``serve`` in the foreground: signals become stops, events become lines."""
+"""Runs ``run``, ``wrap``, ``serve`` and ``rpc-worker``: signals become stops, events become lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TICK_S = 0.1
 
 
 class OutputOptions(Struct, frozen=True):
-    """What is printed where, and which program started llamasup."""
+    """Say what is printed where, and which program started llamasup."""
 
     events: str | None
     log_level: Level

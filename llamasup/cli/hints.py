@@ -61,8 +61,8 @@ def option_hint(
 ) -> str:
     """Suggest an option in place of an unknown one; empty if none is similar.
 
-    ``words``: those of the command line; ``command``: empty before a command; ``options``: those that it has.
-    ``passes_on``: it passes words after the dashes to llama-server.
+    ``words`` are the words of the command line, ``command`` is empty before a command, and ``options`` are
+    the options of the command. ``passes_on``: it passes words after the dashes to llama-server.
     """
     from llamasup.core.llama_server.foreign_words import OWN_OPTIONS  # only after a mistake
 
@@ -90,7 +90,7 @@ def option_hint(
 
 
 def _key_of(option: str) -> str:
-    """The key of a config for an option of ``run``; empty if there is none."""
+    """Return the key of a config for an option of ``run``; empty if there is none."""
     from llamasup.core.settings.declaration import settings_of
     from llamasup.core.settings.sections import Http
 
@@ -100,7 +100,7 @@ def _key_of(option: str) -> str:
 
 
 def typed(option: str, words: Sequence[str]) -> tuple[str, str]:
-    """The option as it was typed, and its value: the parser reads -ngl as -n -g -l, and reports the first."""
+    """Return the option as typed, and its value: the parser reads -ngl as -n -g -l, and reports the first."""
     for each, following in zip(words, (*words[1:], ""), strict=True):
         word, _, value = each.partition("=")
         if word == option or (len(option) == 2 and word.startswith(option)):

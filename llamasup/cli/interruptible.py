@@ -43,9 +43,10 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def interruptible_at_pauses() -> Iterator[Callable[[float], None]]:
-    """For work in C code that cannot be interrupted, such as Ray's (2.60: SystemError). It gets a function
-    that waits for so many seconds, and raises Interrupted if a signal has come. A second signal ends the
-    process at once.
+    """Yield a function that waits for so many seconds, and raises Interrupted if a signal has come.
+
+    It is for work in C code that cannot be interrupted, such as Ray's (2.60: SystemError). A second signal
+    ends the process at once.
     """
     signals: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Signals that stop the process, and its standard streams.
+"""Handles signals that stop the process, and opens its standard streams.
 
 Imported first: a signal may come while the other modules are being imported.
 """
@@ -78,7 +78,7 @@ class StopSignals:
         self._over = True
 
     def _console_closed(self) -> None:
-        """In a thread of the system, which ends the process when this returns."""
+        """Runs in a thread of the system, which ends the process when this returns."""
         self.stop(CONSOLE_CLOSED)
         time.sleep(_CONSOLE_CLOSES_S)
 

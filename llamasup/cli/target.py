@@ -1,4 +1,4 @@
-"""The running llamasup that a command talks to: its options, and a client for it."""
+"""Finds the running llamasup that a command talks to, by the options of the command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Target = Mapping[str, Any]
 
 
 def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
-    """The address of the llamasup that a command talks to.
+    """Return the address of the llamasup that a command talks to.
 
     Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
     """
@@ -81,7 +81,7 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
 
 
 def full_url(url: str) -> str:
-    """The URL of a llamasup, with its scheme and without ``/v1``. Raises UsageInvalid."""
+    """Return the URL of a llamasup with its scheme and without ``/v1``. Raises UsageInvalid."""
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
         raise UsageInvalid(
@@ -140,8 +140,8 @@ def with_each_client(target: Target, act: Callable[[View, ControlClient, str], i
 
 
 def models_to_show(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """The models that are loaded, loading or failed, and the number of the others. Those of other nodes have
-    the key ``node``.
+    """Return the models that are loaded, loading or failed, and the number of the other models. A model of
+    another node has the key ``node``.
     """
     elsewhere = [
         {**model, "node": node["name"]} for node in status.get("nodes") or () for model in node["models"]

@@ -1,4 +1,4 @@
-"""``python -m llamasup.embedded``: behaves like the program llama-server."""
+"""Behaves like the program llama-server: ``python -m llamasup.embedded``."""
 
 from __future__ import annotations
 

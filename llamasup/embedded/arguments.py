@@ -35,7 +35,7 @@ class Request(Struct, frozen=True):
 
 
 def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """The assignments of the environment, then those of the command line; the last one of an option wins.
+    """Return the assignments of the environment, then of the command line; the last one of an option wins.
 
     Like in llama-server, ``--version`` and ``--list-devices`` end the parsing, while ``--help`` is answered
     after it.

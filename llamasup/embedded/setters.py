@@ -70,7 +70,7 @@ def text(path: str) -> Setter:
 
 
 def contents(path: str) -> Setter:
-    """The content of the file that the value names."""
+    """Read the file that the value names."""
     return read_into(path, read=file_text)
 
 

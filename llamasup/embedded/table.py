@@ -1,4 +1,4 @@
-"""The table of all options, used by ``--help`` and by the parser."""
+"""Joins the tables of all options, for ``--help`` and the parser."""
 
 from __future__ import annotations
 

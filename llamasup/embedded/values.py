@@ -60,7 +60,7 @@ def number(text: str) -> float:
 
 
 def boolean(text: str) -> bool | None:
-    """None if the text is neither true nor false."""
+    """Parse a boolean; None if the text is neither true nor false."""
     return True if text in _TRUE else False if text in _FALSE else None
 
 
@@ -80,7 +80,7 @@ def items(text: str) -> list[str]:
 
 
 def cpu_mask(text: str) -> list[bool]:
-    """Hexadecimal digits, the last one for the CPUs 0 to 3, with an optional ``0x``."""
+    """Parse hexadecimal digits, the last one for the CPUs 0 to 3, with an optional ``0x``."""
     digits = text[2:] if text.startswith("0x") else text
     try:
         bits = int(digits, 16)
@@ -90,7 +90,7 @@ def cpu_mask(text: str) -> list[bool]:
 
 
 def cpu_range(text: str) -> list[bool]:
-    """``lo-hi``, both included; a missing end means the first or the last CPU."""
+    """Parse ``lo-hi``, both included; a missing end means the first or the last CPU."""
     match = re.fullmatch(r"(\d*)-(\d*)", text)
     low = int(match[1] or 0) if match else _CPUS
     high = int(match[2] or _CPUS - 1) if match else _CPUS

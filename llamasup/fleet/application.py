@@ -1,4 +1,4 @@
-"""The Serve application: one deployment for each model, and the directory. Imports Ray.
+"""Makes the Serve application: one deployment for each model, and the directory. Imports Ray.
 
 Its ingress is the directory itself, or with ``fleet.ingress`` a deployment that serves clients too.
 
@@ -90,8 +90,8 @@ _log = logging.getLogger("ray.serve")
 
 
 class FleetModelSpec(Struct, frozen=True):
-    """``node``: without the secret, which ``application`` adds. ``actor_options``: what Ray reserves for each
-    replica. ``own``: of ``given_for``.
+    """A model to deploy. ``node`` has no secret yet: ``application`` adds it. ``actor_options``: what Ray
+    reserves for each replica. ``own``: the result of ``given_for``.
     """
 
     node: NodeSpec
@@ -107,8 +107,8 @@ def application(
     deployed: Mapping[str, Deployed] = MappingProxyType({}),
     ingress: IngressSettings | None = None,
 ) -> serve.Application:
-    """``deployed``: what runs already, by the names of the deployments. ``ingress``: None: clients use only
-    fronts.
+    """Build the application. ``deployed``: what runs already, by the names of the deployments. ``ingress``:
+    None if clients use only fronts.
     """
     specs = {spec.node.model: spec for spec in models}
     handles = {model: _model(fleet, spec, secret, deployed) for model, spec in specs.items()}
@@ -191,7 +191,7 @@ def _router() -> RequestRouterConfig:
 def _versioned(
     deployment: serve.Deployment, deployed: Mapping[str, Deployed], *parts: bytes
 ) -> serve.Deployment:
-    """``deployment`` with a version of its content and of llamasup.
+    """Give ``deployment`` a version of its content and of llamasup.
 
     Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without changes.
     No public option sets it; ``serve deploy`` sets the versions itself.
@@ -249,8 +249,8 @@ class Node:
         return {LOAD: self._load.demand, MAKES_ROOM: float(self._makes_room)}
 
     async def _announce(self) -> None:
-        """That this node starts. The first call to the directory also takes half a second longer than others,
-        in which Ray finds it: this is over when the model is loaded.
+        """Tell the directory that this node starts. The first call takes half a second longer than others,
+        in which Ray finds the directory: this is done before the model is loaded.
         """
         while True:
             was_taken = await self._tell("starts", _ANNOUNCE_S)
@@ -306,7 +306,7 @@ class Node:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _tell(self, what: str, timeout_s: float, *more: str) -> bool:
-        """Whether the directory took it."""
+        """Call a method of the directory; return whether it took the call."""
         with contextlib.suppress(Exception):  # the directory may end at the same time
             async with asyncio.timeout(timeout_s):
                 await getattr(self._directory, what).remote(self._encoded(), *more)
@@ -362,11 +362,11 @@ class Directory:
             self._publish()
 
     async def should_wake(self, node: str) -> bool:
-        """Whether this sleeping node should load its model for requests that wait at the fronts."""
+        """Tell whether this sleeping node should load its model for requests that wait at the fronts."""
         return self._table.should_wake(node, time.monotonic())
 
     async def makes_room(self, node: str) -> bool:
-        """Whether this sleeping node should end."""
+        """Tell whether this sleeping node should end."""
         return self._table.makes_room(node, time.monotonic())
 
     async def leave(self, report: bytes) -> None:
@@ -430,8 +430,8 @@ class Directory:
         self._wakes.pop(model, None)
 
     async def _note_problems(self) -> None:
-        """What Serve says of the models that requests wait for: not each failed start runs code of a node.
-        Also which replicas have no place yet: sleeping ones can make room.
+        """Note what Serve says of the models that requests wait for: not each failed start runs code of a
+        node. Note the replicas without a place, for which sleeping ones can make room.
         """
         wanted = self._wakes.keys() | self._table.wanted().keys()
         only_sleeping = self._table.has_sleeping and not wanted and not self._table.lacks_room
@@ -467,8 +467,8 @@ class Directory:
 
 
 class IngressDeployment:
-    """With ``fleet.ingress``: requests of clients, and the polls of fronts. For the directory, it is one more
-    front.
+    """Answers requests of clients and polls of fronts, with ``fleet.ingress``. For the directory, it is one
+    more front.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it

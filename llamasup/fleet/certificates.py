@@ -1,4 +1,4 @@
-"""The certificates of a fleet. Every member derives the same authority from the secret of the fleet.
+"""Makes the certificates of a fleet. Every member derives the same authority from the fleet's secret.
 
 The authority's key is derived, and an Ed25519 signature depends only on key and content: so the certificate
 is the same on every machine, and need not be distributed before the fleet is there.
@@ -22,14 +22,14 @@ _UNTIL = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)  # a new secret make
 
 
 class NodeCertificate(Struct, frozen=True):
-    """``chain`` and ``private_key``: PEM. The key is new, and never leaves the node."""
+    """The certificate of a node and its key, in PEM. The key is new, and never leaves the node."""
 
     chain: bytes
     private_key: bytes
 
 
 def authority(secret: str) -> str:
-    """The certificate of the authority, in PEM."""
+    """Return the certificate of the authority, in PEM."""
     try:
         from cryptography.hazmat.primitives.serialization import Encoding
     except ImportError as error:
@@ -39,7 +39,7 @@ def authority(secret: str) -> str:
 
 
 def node_certificate(secret: str, host: str) -> NodeCertificate:
-    """A certificate for an IP address or a name."""
+    """Make a certificate for an IP address or a name."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -107,7 +107,7 @@ def _authority(secret: str):  # type: ignore[no-untyped-def]  # the types are th
 
 
 def missing(error: ImportError) -> FleetUnusable:
-    """The error for a missing package of the extra."""
+    """Make the error for a missing package of the extra."""
     return FleetUnusable(
         f"The package {error.name or 'ray'!r} is not installed, which a fleet needs.",
         remedy="Install it with `pip install 'llamasup[fleet]'`, on this machine and on each node of the "

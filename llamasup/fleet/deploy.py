@@ -60,7 +60,7 @@ _RAY_S = 60.0  # what Ray may need on top, on a busy machine
 
 
 def built(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Application:
-    """For ``serve run`` and Serve config files: ``config`` is the path of the config."""
+    """Build the application for ``serve run`` and Serve config files. ``config``: the path of the config."""
     given = arguments.get("config")
     path = find_config(None if given is None else Path(given), environ)
     config = load(path, environ)
@@ -132,7 +132,7 @@ def _is_demo(config: Config, model: str) -> bool:
 
 
 def _needs(spec: ModelSpec, config: Config, environ: Mapping[str, str]) -> PlannedNeeds:
-    """By the plan of this machine. Raises ConfigInvalid if it has no plan."""
+    """Return the needs by the plan of this machine. Raises ConfigInvalid if it has no plan."""
     try:
         launch = prepare_listed(spec, runtime=config.runtime.path, environ=environ)
         plan = Planner(launch, _NOWHERE).admission().plan
@@ -242,7 +242,7 @@ def _start_serve(cluster: Cluster, fleet: Fleet) -> None:
 
 
 def status(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """The deployments and the nodes. Raises ConfigInvalid and FleetUnusable."""
+    """Return the deployments and the nodes. Raises ConfigInvalid and FleetUnusable."""
     fleet = load(path, environ).fleet or Fleet()
     with _connected(fleet) as cluster:
         _deployed(cluster, fleet, environ)
@@ -290,8 +290,8 @@ def _wait(holds: Callable[[], bool], timeout_s: float, pause: Callable[[float], 
 
 
 def _deployed(cluster: Cluster, fleet: Fleet, environ: Mapping[str, str]) -> Mapping[str, Deployed] | None:
-    """What Serve has of the fleet, by the name of the deployment. None if it has nothing. Raises
-    ConfigInvalid if it has another fleet of this name.
+    """Return what Serve has of the fleet, by the name of the deployment, and None if it has nothing. Raises
+    ConfigInvalid if Serve has another fleet of this name.
     """
     application = cluster.serve.status().applications.get(fleet.name)
     if application is None:

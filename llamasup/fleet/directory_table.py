@@ -1,4 +1,4 @@
-"""Which nodes a fleet has, and which requests wait at its fronts (pure). Owned by ``Directory``."""
+"""Keeps the nodes of a fleet and the requests that wait at its fronts (pure). Owned by ``Directory``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
 
 
 class DirectoryTable:
-    """Times are monotonic. ``version`` grows also over restarts, if ``first_version`` does.
-    ``min_replicas``: by model, where it is above 0.
+    """The state of a directory. Times are monotonic. ``version`` grows over restarts if ``first_version``
+    does. ``min_replicas``: by model, where it is above 0.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class DirectoryTable:
         del self._nodes[node]
 
     def note_problem(self, model: str, problem: str) -> bool:
-        """Why no node of the model starts. True if the snapshot changes."""
+        """Note why no node of the model starts. True if the snapshot changes."""
         if model in self._serving_models() or self._problems.get(model) == problem:
             return False
         self._problems[model] = problem
@@ -126,7 +126,7 @@ class DirectoryTable:
         return True
 
     def backlog(self, node: str) -> float:
-        """The share of a node in the requests that wait for its model at the fronts."""
+        """Return the share of a node in the requests that wait for its model at the fronts."""
         known = self._nodes.get(node)
         if known is None or node in self._leaving:
             return 0.0
@@ -134,9 +134,10 @@ class DirectoryTable:
         return self._waiting()[model] / len(self._serving(model))
 
     def should_wake(self, node: str, now_s: float) -> bool:
-        """Whether a sleeping node should load its model: the awake ones of the model have too few slots.
-        Only as many wake as are necessary, first the one that has slept for the shortest time. One that does
-        not report, or does not wake, is not counted. Without an awake one, the front sends a request that
+        """Tell whether a sleeping node should load its model, because the awake nodes lack slots.
+
+        Only as many nodes as needed wake; the node that has slept for the shortest time is first. A node that
+        does not report, or does not wake, is not counted. If no node is awake, a front sends a request, which
         loads the model on one node.
         """
         if node not in self._asleep_since_s or node in self._leaving:
@@ -161,7 +162,7 @@ class DirectoryTable:
         return now_s - reported_s < _FRESH_S and now_s - woken_s < _FRESH_S
 
     def _serving(self, model: str) -> list[NodeReport]:
-        """Those of the model that do not leave."""
+        """Return the nodes of the model that do not leave."""
         return [
             report
             for report, _ in self._nodes.values()
@@ -197,7 +198,7 @@ class DirectoryTable:
         return bool(self._unplaced_since_s)
 
     def note_starting(self, replicas: Mapping[str, int], now_s: float) -> None:
-        """``replicas``: how many of each model start, by Serve."""
+        """Note how many replicas of each model start, according to Serve."""
         placed = Counter(model for model, _ in self._starting.values())
         self._unplaced_since_s = {
             model: self._unplaced_since_s.get(model, now_s)
@@ -224,9 +225,9 @@ class DirectoryTable:
             self._in_vain_s[model] = now_s
 
     def makes_room(self, node: str, now_s: float) -> bool:
-        """Whether a sleeping node should end, because Ray has found no place for a replica since
-        ``ROOM_AFTER_S``. First the one that has slept longest; another one if that did not help, until each
-        was asked once.
+        """Tell whether a sleeping node should end, because Ray has found no place for a replica since
+        ``ROOM_AFTER_S``. The node that has slept longest is first. If that did not help, another one follows,
+        until each was asked once.
         """
         if node in self._makes_room:
             return True
@@ -246,7 +247,7 @@ class DirectoryTable:
         return True
 
     def _is_being_made(self, now_s: float) -> bool:
-        """Whether a node that was asked may still end, or Ray may just be using the room of one."""
+        """Tell whether a node that was asked may still end, or Ray may just be using the room of one."""
         asked_s = max(self._makes_room.values(), default=now_s - _ENDS_WITHIN_S)
         ends = self._makes_room.keys() & self._leaving & self._asleep_since_s.keys()
         return now_s - asked_s < _ENDS_WITHIN_S or bool(ends) or now_s - self._room_made_s < ROOM_AFTER_S
@@ -270,7 +271,7 @@ class DirectoryTable:
         return [name for _, name in sorted(found)]
 
     def _for_model(self, model: str, candidates: Iterable[str]) -> list[str]:
-        """Without those of the model itself: a sleeping one can serve it."""
+        """Leave out the nodes of the model itself: a sleeping one can serve it."""
         return [node for node in candidates if self._nodes[node][0].model != model]
 
     # --- fronts -------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class DirectoryTable:
         return True
 
     def all_have_seen(self, version: int) -> bool:
-        """Whether no front can still send requests to a node that left in ``version``.
+        """Tell whether no front can still send requests to a node that left in ``version``.
 
         Not known before the directory has settled: a front may not have polled it yet.
         """

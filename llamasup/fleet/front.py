@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def as_front(
     options: ServeOptions, environ: Mapping[str, str], *, has_own_models: bool = False
 ) -> ServeOptions:
-    """``options`` for a front of the fleet in its config. ``has_own_models``: the caller adds models to those
-    of the config. Raises UsageInvalid for them, and ConfigInvalid without the secret of the fleet.
+    """Return ``options`` for a front of the fleet in its config. ``has_own_models``: the caller adds models
+    to the config. Raises UsageInvalid for these, and ConfigInvalid without the secret of the fleet.
     """
     initial, read, adjust = options.initial_config, options.config, options.adjust
     assert initial is not None

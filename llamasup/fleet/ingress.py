@@ -1,4 +1,4 @@
-"""Requests of clients at the address of Ray Serve: who may send them, and which model gets them.
+"""Answers requests of clients at the address of Ray Serve: checks access, and finds the model.
 
 This is the ASGI part, which needs no Ray: the replicas are behind ``Forward``. docs/fleet.md (Two ways in)
 lists what only a front does.
@@ -67,8 +67,8 @@ _SLOW_BODY = HttpError(408, "the request's body took too long", cause="slow_requ
 
 
 class IngressSettings(Struct, frozen=True):
-    """What the config says about clients. ``keys`` are digests; if there are any, each request needs one.
-    ``hosts``: names that the Host header may have. ``insecure_no_auth``: other machines need none either.
+    """The settings of a config about clients. ``keys`` are digests; if there are any, each request needs a
+    key. ``hosts``: names that the Host header may have. ``insecure_no_auth``: other machines need no key.
     """
 
     keys: tuple[ApiKey, ...] = ()
@@ -108,8 +108,8 @@ class AnswerCut(Exception):
 
 
 class Ingress:
-    """``forward``: for each model, by its id. ``limits``: those of a front, of which only those of
-    bodies apply, not those for each client. Serve's proxy has the connections.
+    """Answers the requests of clients. ``forward`` has a function for each model, by its id. Of a front's
+    ``limits``, the limits of bodies apply, not the limits for each client: Serve's proxy has the connections.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class _Relayed(Response):
 
 
 def _may_follow(tail: bytes) -> bool:
-    """Whether an error event can follow: the stream is at the end of an event, which is not one itself."""
+    """Tell whether an error event can follow: the stream is after an event, which is not an error itself."""
     if not tail.endswith(_EVENT_ENDS):
         return False
     last = tail.rstrip().replace(b"\r\n", b"\n").rpartition(b"\n\n")[2]
@@ -314,7 +314,7 @@ def _may_follow(tail: bytes) -> bool:
 
 
 def _head_of(request: AsgiRequest) -> Head | HttpError:
-    """Without the path of the application (``root_path``), which nodes do not know."""
+    """Read the head, without the path of the application (``root_path``), which nodes do not know."""
     scope = request.scope
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     path = raw.removeprefix(scope.get("root_path", "").encode()) or b"/"
@@ -324,7 +324,7 @@ def _head_of(request: AsgiRequest) -> Head | HttpError:
 
 
 def _lines_for_node(asked: Request) -> bytes:
-    """The header lines of the request, without those of its client that are not for a node."""
+    """Return the header lines of the request that are for a node."""
     _, _, lines = asked.head.opening.partition(b"\r\nHost: localhost\r\n")
     lines += b"X-Llamasup-Node: ingress\r\n"
     if asked.id:

@@ -1,5 +1,6 @@
-"""The models of a fleet for clients that enter at Ray Serve: their names, their list, and why one is not
-served now (pure).
+"""Finds and lists the models of a fleet for clients that enter at Ray Serve (pure).
+
+It also says why a model is not served now.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llamasup.fleet.messages import ListedModel
 
 
 class IngressModels:
-    """``is_served``: whether a replica of the model with this id takes requests."""
+    """The models by name. ``is_served`` tells whether a replica of the model with this id takes requests."""
 
     def __init__(self, listed: Iterable[ListedModel], is_served: Callable[[str], bool]) -> None:
         self._models = {model.id: ResolvedModel((model.id, *model.aliases)) for model in listed}
@@ -38,11 +39,11 @@ class IngressModels:
         return unknown_model(name, tuple(found)) if model is None else model
 
     def all(self, key: ApiKey | None) -> bytes:
-        """``/v1/models``: those that the key may use."""
+        """Answer ``/v1/models`` with the models that the key may use."""
         return encode_list(self._entry(model) for model in self._models.values() if may_use(key, model))
 
     def one(self, model: ResolvedModel) -> bytes:
-        """``/v1/models/{id}``."""
+        """Answer ``/v1/models/{id}``."""
         return encode_one(self._entry(model))
 
     def _entry(self, model: ResolvedModel) -> dict[str, Any]:
@@ -59,12 +60,12 @@ class IngressModels:
 
 
 def no_node(model: ResolvedModel, expected: Iterable[ExpectedModel]) -> Unavailable:
-    """Why no replica serves the model now. ``expected``: what the directory says of the models."""
+    """Say why no replica serves the model now. ``expected``: what the directory says of the models."""
     known = next((each for each in expected if each.id == model.id), ExpectedModel(model.id))
     return why_not_served(ModelGroup(model, {}, known), {})
 
 
 def replica_ended(model: ResolvedModel) -> HttpError:
-    """Its answer, or the rest of it, does not come."""
+    """Make the error for an answer, or the rest of an answer, that does not come."""
     message = f"The replica of the model {model.id!r} has ended before its answer"
     return generation_ended(message, "node_absent", "try again").as_error()

@@ -1,4 +1,4 @@
-"""The nodes of a fleet for a front: a ``Membership`` that polls the directory. Needs no Ray.
+"""Polls the directory for the nodes of a fleet, as the ``Membership`` of a front. Needs no Ray.
 
 While the directory does not answer, the front keeps the nodes that it knows: requests do not pass through the
 directory, so its end is no reason to refuse them. The ingress of Ray Serve is one more front.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Known(Struct, frozen=True):
-    """What a front knows of the fleet. ``served``: the models with a node that takes requests."""
+    """A front's knowledge of the fleet. ``served``: the models with a node that takes requests."""
 
     seen: int = 0
     peers: tuple[Peer, ...] = ()
@@ -39,7 +39,7 @@ class Known(Struct, frozen=True):
 
 
 def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Known:
-    """``before`` after ``snapshot``. Nodes that a directory which has just started does not list yet stay."""
+    """Update ``before`` by ``snapshot``. Nodes that a directory does not list yet after its start stay."""
     key = node_key(secret)
     listed = {node.name: Peer(node.name, node.url, key, snapshot.ca, node.leaving) for node in snapshot.nodes}
     peers = listed if snapshot.settled else {**{peer.name: peer for peer in before.peers}, **listed}
@@ -118,7 +118,7 @@ class FleetMembership:
             self._waiting_changed.set()
 
     def serves(self, model: str) -> bool:
-        """Whether a node takes requests for the model with this id."""
+        """Tell whether a node takes requests for the model with this id."""
         return model in self._known.served
 
     # --- polling ----------------------------------------------------------------------------------------

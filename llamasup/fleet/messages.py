@@ -24,10 +24,10 @@ LEAVE_S = SETTLED_AFTER_S + 3.0
 
 
 class NodeLoad(Struct, frozen=True):
-    """``slots``: how many requests the model serves at a time. ``waiting``: this node's share of the requests
-    that wait at the fronts, which send a node only as many as it has slots. ``by_serve``: the requests in
-    ``busy`` and ``queued`` that entered at Serve. ``asleep``: the model is unloaded, and the next request
-    loads it. ``ready``: it is loaded.
+    """The load of a node. ``slots``: how many requests the model serves at a time. ``waiting``: its share of
+    the requests that wait at the fronts, which send a node only as many as it has slots. ``by_serve``: the
+    requests in ``busy`` and ``queued`` that entered at Serve. ``asleep``: the model is unloaded, and the next
+    request loads it. ``ready``: it is loaded.
     """
 
     slots: int = 0
@@ -40,28 +40,29 @@ class NodeLoad(Struct, frozen=True):
 
     @property
     def demand(self) -> float:
-        """How many times its slots the node would need to serve all requests at once."""
+        """The multiple of its slots that the node would need to serve all requests at once."""
         return (self.busy + self.queued + self.waiting) / max(self.slots, 1)
 
 
 def routing_stats(load: NodeLoad, *, ended: bool) -> dict[str, Any]:
-    """What a replica reports to Serve's routers. ``ended``: its llamasup; Serve itself notices it later."""
+    """Make a replica's report to Serve's routers. ``ended``: its llamasup has exited; Serve notices later."""
     return {**asdict(load), _ENDED: ended}
 
 
 def is_asleep(stats: Mapping[str, Any]) -> bool:
-    """By ``routing_stats``. A request that it has got since then may have woken it."""
+    """Tell whether a replica sleeps, by ``routing_stats``. A request since then may have woken it."""
     return bool(stats.get("asleep"))
 
 
 def routing_load(stats: Mapping[str, Any], sent: int | None, *, woken: bool = False) -> float:
-    """The part of a replica's slots that is taken; infinite if its llamasup has ended. One whose model is not
-    loaded counts as almost full: first come free slots of others, then those of one that loads, then one that
-    sleeps.
+    """Return the part of a replica's slots that is taken; infinite if its llamasup has exited.
 
-    ``stats``: what the replica reported last to Serve's routers (``routing_stats``); empty if nothing yet.
-    ``sent``: the requests that Serve itself has there now; None: not known. ``woken``: it got a request that
-    its report may not show.
+    A replica whose model is not loaded counts as almost full: free slots of other replicas are used first,
+    then slots of a replica that loads, then a sleeping replica.
+
+    ``stats`` is the last report of the replica to Serve's routers (``routing_stats``); empty before the first
+    one. ``sent`` is the number of requests that Serve itself has sent to it now; None: not known. ``woken``:
+    the replica got a request that its report may not show.
     """
     if stats.get(_ENDED):
         return math.inf
@@ -81,7 +82,7 @@ def routing_load(stats: Mapping[str, Any], sent: int | None, *, woken: bool = Fa
 
 
 class NodeReport(Struct, frozen=True):
-    """What a node reports about itself, each second."""
+    """The report of a node about itself, each second."""
 
     name: str
     url: str
@@ -124,7 +125,9 @@ class Poll(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """``settled``: False while nodes may exist that have not reported to this directory yet. ``ca``: PEM."""
+    """The nodes and models that the directory tells fronts. ``settled`` is False while nodes may exist that
+    have not reported to this directory yet. ``ca``: PEM.
+    """
 
     version: int
     settled: bool

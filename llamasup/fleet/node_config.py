@@ -1,4 +1,4 @@
-"""The config of one node: the fleet's config, with one model.
+"""Makes the config of one node: the fleet's config, with one model.
 
 The result is an ordinary config for ``llamasup serve``. Keys about other models, about addresses and about
 the fleet itself are left out, so that their change replaces no node. Values keep their text and their quotes.
@@ -42,8 +42,8 @@ def node_config(
     aliases: tuple[str, ...],
     sleeps_after_s: float | None = None,
 ) -> str:
-    """``written``: the fleet's config; ``folder``: its location, for relative paths. ``source``: the model's
-    file, ``org/repo:quant`` or URL.
+    """Return the config of a node, in YAML. ``written`` is the fleet's config, and ``folder`` its location,
+    for relative paths. ``source``: the model's file, ``org/repo:quant`` or URL.
 
     The model is loaded at the start and stays loaded, because Serve decides how many replicas there are; with
     ``sleeps_after_s``, until it has been idle for this time.
@@ -96,7 +96,7 @@ def _key_of(source: str) -> str:
 
 
 def _absolute(node: Node | None, group: type[Struct], folder: str) -> Table:
-    """The mapping ``node`` with absolute paths."""
+    """Make the paths of the mapping ``node`` absolute."""
     known = settings_of(group)
     return _mapping(
         {
@@ -130,7 +130,7 @@ def _runtime(node: Node, folder: str) -> Node:
 
 
 def _path(value: str, folder: str) -> str:
-    """``~`` and variables are those of the node."""
+    """Make a path absolute. ``~`` and variables stay: they are those of the node."""
     return value if value.startswith(("/", "~", "${")) else str(PurePosixPath(folder, value))
 
 
@@ -138,7 +138,7 @@ def _path(value: str, folder: str) -> str:
 
 
 def _entries(node: Node | None) -> Iterator[tuple[str, Node]]:
-    """Those of a mapping; none if it is null or missing."""
+    """Yield the entries of a mapping; none if it is null or missing."""
     if isinstance(node, Table):
         yield from ((entry.key, entry.node) for entry in node.entries)
 

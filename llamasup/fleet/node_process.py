@@ -1,4 +1,4 @@
-"""One llamasup on a node, as a child of the Ray actor: it has its own event loop, and ends with the actor.
+"""Runs one llamasup on a node, as a child of the Ray actor. It exits with the actor.
 
 It is the ordinary ``llamasup serve --sidecar`` with a config of one model. This module knows nothing of Ray.
 """
@@ -47,7 +47,7 @@ _ASK_AGAIN_S = 1.0  # signals that arrive together count as one
 
 
 class NodeSpec(Struct, frozen=True):
-    """What each node of one model gets. A change of it replaces the nodes. ``config``: in YAML, for a folder
+    """The input of each node of one model. A change of it replaces the nodes. ``config``: YAML, for a folder
     with the files of ``node_config``. ``drain_timeout_s``: how long a node that leaves waits for requests.
     """
 
@@ -61,7 +61,7 @@ class NodeSpec(Struct, frozen=True):
 
 
 class NodeProcess:
-    """``host``: the address of this node for the fronts."""
+    """A llamasup as a child process. ``host`` is the address of this node for the fronts."""
 
     def __init__(self, spec: NodeSpec, host: str, environ: Mapping[str, str] = os.environ) -> None:
         self._spec = spec
@@ -174,7 +174,7 @@ class NodeProcess:
         return ServerFailed(f"Node {self._host}: {message}", cause="node_failed", exit_code=exit_code)
 
     async def load(self) -> NodeLoad:
-        """The requests of the model. Raises one of ``NO_ANSWER``."""
+        """Return the load of the model. Raises one of ``NO_ANSWER``."""
         model = await self._model()
         self._slots = model.get("slots") or self._slots  # not known while it loads or sleeps
         return NodeLoad(
@@ -232,7 +232,7 @@ class NodeProcess:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of ``stream``. One that is longer than its limit loses its beginning."""
+    """Yield the lines of ``stream``. A line that is longer than the limit loses its beginning."""
     while True:
         try:
             line = await stream.readline()
@@ -244,7 +244,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _pass_on(stderr: asyncio.StreamReader, messages: deque[str]) -> None:
-    """To the log of the actor; ``messages`` keeps the last."""
+    """Write the lines to the log of the actor; ``messages`` keeps the last ones."""
     async for line in _lines(stderr):
         text = line.decode(errors="replace")
         sys.stderr.write(text)
@@ -274,8 +274,8 @@ def _claimed_folder() -> tuple[Path, int | None]:
 
 
 def _remove_left_behind() -> None:
-    """The folders of actors that were killed, since they contain keys: no process holds their lock. A PID
-    would say less, because containers may share the folder.
+    """Remove the folders of actors that were killed, because they contain keys: no process holds their lock.
+    A PID would say less, because containers may share the folder.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(Claimed, OSError):  # in use; or of another user

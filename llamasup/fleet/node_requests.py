@@ -36,7 +36,7 @@ class AnswerBegin(Struct, frozen=True):
 
 
 class NodeRequests:
-    """``url``: of the llamasup on this machine."""
+    """Sends requests to the llamasup of this machine at ``url``."""
 
     def __init__(self, url: str, secret: str) -> None:
         self._url = url
@@ -54,7 +54,7 @@ class NodeRequests:
     async def forward(
         self, target: bytes, lines: bytes, body: bytes
     ) -> AsyncGenerator[AnswerBegin | bytes, None]:
-        """``AnswerBegin``, then the further pieces of the body. Closing the iterator ends the request.
+        """Yield ``AnswerBegin``, then the further pieces of the body. Closing the iterator ends the request.
 
         Raises httpx.HTTPError if the answer is cut.
         """
@@ -80,7 +80,7 @@ class NodeRequests:
 
 
 def _lines_of(answer: httpx.Response) -> bytes:
-    """With the length, which stays what it was, as the body does. Serve adds a date and a server itself."""
+    """Return the header lines, with the length of the unchanged body. Serve adds a date and a server."""
     own = [(name, value) for name, value in answer.headers.raw if name.lower() not in (b"date", b"server")]
     lines, _ = read_response_headers(own, HeadRules(data_only=True))
     length = answer.headers.get("content-length")

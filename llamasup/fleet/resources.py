@@ -1,4 +1,4 @@
-"""What Ray reserves for a replica (pure): computed from the plan, unless the config says it."""
+"""Decides what Ray reserves for a replica: by the plan, unless the config says it (pure)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llamasup.errors import ConfigInvalid
 
 
 class PlannedNeeds(Struct, frozen=True):
-    """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own
-    memory that the plan uses. ``threads``: that compute. ``wants_gpu``: False if the config keeps the
-    model off GPUs.
+    """The needs of one process of the model, by the plan of this machine. ``devices``: the number of GPUs
+    with their own memory that the plan uses. ``threads``: the number of computing threads. ``wants_gpu`` is
+    False if the config keeps the model off GPUs.
     """
 
     host_bytes: int
@@ -25,7 +25,7 @@ class PlannedNeeds(Struct, frozen=True):
 
 
 def given_for(model: str, fleet: Fleet) -> FleetModel:
-    """What the config says of this model, with what it says of all."""
+    """Return the settings of this model, completed by those of all models."""
     own = fleet.models.get(model, FleetModel())
     return replace(
         own,
@@ -37,12 +37,12 @@ def given_for(model: str, fleet: Fleet) -> FleetModel:
 
 
 def are_given(given: FleetModel) -> bool:
-    """Whether the config says everything, so that no plan is needed."""
+    """Tell whether the config says everything, so that no plan is needed."""
     return given.cpus is not None and given.gpus is not None and given.memory is not None
 
 
 def actor_options(model: str, needs: PlannedNeeds | None, given: FleetModel) -> Mapping[str, Any]:
-    """Serve's ``ray_actor_options``. ``needs``: None only if ``are_given``.
+    """Return Serve's ``ray_actor_options``. ``needs`` is None only if ``are_given``.
 
     A plan for GPUs computes there, so one CPU is enough for llama-server's own work and llamasup. Raises
     ConfigInvalid if the plan is that of a machine without a GPU: Ray would put several replicas on one GPU of

@@ -1,4 +1,4 @@
-"""How many replicas a model should have (pure): Serve calls it with the load that the replicas report.
+"""Decides how many replicas a model should have, by the load that the replicas report (pure).
 
 Serve itself applies the bounds and the delays of the autoscaling config, and starts the first replica for a
 request that waits at a handle.
@@ -24,8 +24,8 @@ _FROM_ZERO: Final = "from_zero"  # no replica has run since the model should hav
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
-    """``target``: the share of its slots that a replica should have busy. 0 only without any request, so that
-    the last replica does not go while it writes a long answer.
+    """Return how many replicas the load needs. ``target``: the share of its slots that a replica should have
+    busy. The result is 0 only without any request: the last replica stays while it writes a long answer.
     """
     total = sum(loads)
     # A sum of floats must not ask for one replica more than the exact value.
@@ -46,7 +46,7 @@ class ScaleByLoad:
         self._sleeps = sleeps
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is ``context.policy_state`` of
+        """Decide. ``context``: Serve's ``AutoscalingContext`` (2.60). The second value is ``policy_state`` of
         the next call. Serve does not call this while a call to the deployment waits for the first replica.
         """
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
@@ -70,6 +70,6 @@ class ScaleByLoad:
 
 
 def _makes_room(context: Any) -> bool:
-    """By the latest values: a mean would end a replica after it is no longer asked."""
+    """Tell whether the sleeping replica should end, by the latest values: a mean stays above 0 too long."""
     metrics: Mapping[str, Mapping[Any, Sequence[Any]]] = context.raw_metrics or {}
     return any(series[-1].value for series in metrics.get(MAKES_ROOM, {}).values() if series)

@@ -1,4 +1,4 @@
-"""What the members of a fleet derive from its one secret (pure).
+"""Derives what the members of a fleet need from its one secret (pure).
 
 A node accepts requests with ``node_key``, and the control API with ``control_key``, which no other machine
 uses. A front shows the directory ``directory_key``. The directory signs its answers, because the way to it
@@ -16,7 +16,7 @@ def derived(secret: str, purpose: str) -> bytes:
 
 
 def fleet_id(secret: str) -> str:
-    """It says which fleet it is, and is no key for anything."""
+    """Return a name of the fleet that is no key for anything."""
     return derived(secret, "name").hex()[:16]
 
 
@@ -33,7 +33,7 @@ def directory_key(secret: str) -> str:
 
 
 def signature(secret: str, nonce: str, body: bytes) -> str:
-    """``nonce``: of the request, so that no earlier answer can be sent again."""
+    """Sign ``body``. ``nonce`` is that of the request: no earlier answer can be sent again."""
     signed = hashlib.sha256(nonce.encode()).digest() + hashlib.sha256(body).digest()
     return hmac.digest(derived(secret, "signature"), signed, hashlib.sha256).hex()
 

@@ -19,7 +19,7 @@ _SECRET = re.compile(r"[!-~]{32,1024}")
 
 
 def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = False) -> str:
-    """``create``: make a secret and its file if there is none. Raises ConfigInvalid."""
+    """Return the secret. ``create``: make a secret and its file if there is none. Raises ConfigInvalid."""
     if given := environ.get(VARIABLE):
         return _checked(given.strip(), f"${VARIABLE}")
     path = fleet.key_file or default_file()
@@ -55,7 +55,7 @@ def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = Fal
 
 
 def default_file() -> Path:
-    """``~/.config/llamasup/fleet.key``, or the equivalent of the platform."""
+    """Return ``~/.config/llamasup/fleet.key``, or the equivalent of the platform."""
     import platformdirs
 
     return platformdirs.user_config_path("llamasup", appauthor=False) / "fleet.key"

@@ -1,4 +1,4 @@
-"""Names and addresses for Ray Serve, and what its status says, in llamasup's words (pure)."""
+"""Names things for Ray Serve, and translates its status into llamasup's words (pure)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def deployment_name(model: str) -> str:
 
 
 def serve_address(fleet: Fleet) -> tuple[str, int]:
-    """Where Serve listens on the head. With ``directory``, on all addresses, unless it is a loopback one:
-    fronts on other machines reach it there.
+    """Return the address on which Serve listens on the head. With ``directory``, these are all addresses,
+    so that fronts on other machines reach it, unless ``directory`` is a loopback address.
     """
     if fleet.listen is not None:
         host, _, port = fleet.listen.rpartition(":")
@@ -70,12 +70,12 @@ def serve_address(fleet: Fleet) -> tuple[str, int]:
 
 
 def is_reached_at(wanted: tuple[str, int], actual: tuple[str, int]) -> bool:
-    """Whether fronts that expect a Serve at ``wanted`` reach one that runs at ``actual``."""
+    """Tell whether fronts that expect a Serve at ``wanted`` reach one that runs at ``actual``."""
     return wanted[1] == actual[1] and (is_loopback(wanted[0]) or not is_loopback(actual[0]))
 
 
 def route_prefix(fleet: Fleet) -> str:
-    """The path of ``directory``, so that one Serve can have several fleets."""
+    """Return the path of ``directory``: one Serve can have several fleets."""
     return "/" + urlsplit(fleet.directory or "").path.strip("/")
 
 
@@ -87,7 +87,7 @@ class Deployed(Struct, frozen=True):
 
 
 def next_version(content: str, deployed: Deployed | None, nonce: str) -> str:
-    """The version of a deployment. ``content``: a hash of what it runs.
+    """Return the version of a deployment. ``content``: a hash of what it runs.
 
     Serve (2.60) ignores a deployment with the same version, and starts no replica of one that has failed,
     also if what was wrong is corrected. The version that this needs has to stay at later deployments, which
@@ -99,8 +99,8 @@ def next_version(content: str, deployed: Deployed | None, nonce: str) -> str:
 
 
 def reason(message: str) -> str:
-    """What went wrong, in one line, of a message of Serve or Ray: they may have colours, an introduction of
-    Serve that ends with ``Error:``, and a traceback.
+    """Extract from a message of Serve or Ray what went wrong, in one line. Messages may have colours, an
+    introduction of Serve that ends with ``Error:``, and a traceback.
     """
     text = _SCALES.sub("", _COLOURS.sub("", message))
     if (waits := _UNSCHEDULED.search(text)) is not None:
@@ -120,14 +120,14 @@ def reason(message: str) -> str:
 
 
 class Problem(Struct, frozen=True):
-    """Why a model has no replica, as a part of a sentence. ``failed``: Serve does not start one any more."""
+    """The reason for no replica of a model, a part of a sentence. ``failed``: Serve starts none any more."""
 
     reason: str
     failed: bool
 
 
 def problems(application: Any) -> Mapping[str, Problem]:
-    """By model; a model without a problem is left out."""
+    """Return the problems by model; a model without a problem is left out."""
     found = {}
     for name, deployment in application.deployments.items():
         if not name.startswith(_PREFIX):
@@ -141,7 +141,7 @@ def problems(application: Any) -> Mapping[str, Problem]:
 
 
 def starting(application: Any) -> Mapping[str, int]:
-    """How many replicas of each model start, or wait until Ray has placed them."""
+    """Count the replicas of each model that start, or wait until Ray has placed them."""
     return {
         _model_of(name): deployment.replica_states["STARTING"]
         for name, deployment in application.deployments.items()
@@ -150,8 +150,8 @@ def starting(application: Any) -> Mapping[str, int]:
 
 
 def has_failed(deployment: Any) -> bool:
-    """Whether Serve has given up, or would without replicas that run. Its status alone does not say it: it
-    depends on what the deployment did before.
+    """Tell whether Serve has given up, or would without running replicas. Its status alone does not say it:
+    it depends on what the deployment did before.
     """
     statuses = (deployment.status.value, deployment.status_trigger.value)
     return "DEPLOY_FAILED" in statuses or "REPLICA_STARTUP_FAILED" in statuses
@@ -164,8 +164,8 @@ def _model_of(deployment: str) -> str:
 def status_of(
     application: Any, nodes: Iterable[tuple[NodeReport, bool]] | None, *, no_nodes: str = ""
 ) -> Mapping[str, Any]:
-    """The object of ``llamasup fleet status --json``. ``application``: Serve's, or None. ``nodes``: each with
-    whether it leaves; None with ``no_nodes``: why they are not known.
+    """Return the object of ``llamasup fleet status --json``. ``application``: Serve's, or None. ``nodes``:
+    each with whether it leaves. If the nodes are not known, ``nodes`` is None and ``no_nodes`` says why.
     """
     if application is None:
         return {"application": None, "message": None, "models": [], "nodes": []}
@@ -204,7 +204,7 @@ def status_of(
 
 
 def why_not_ready(shown: Mapping[str, Any]) -> str:
-    """The reason of an application that does not run: that of a model, if there is one."""
+    """Say why an application does not run: for the reason of a model, if there is one."""
     reasons = [
         f"{model['id']}: {model['message']}"
         for model in shown["models"]

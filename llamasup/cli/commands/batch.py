@@ -1,4 +1,4 @@
-"""``llamasup batch …``: runs the requests of a file, and shows, ends and continues such runs."""
+"""Runs the requests of a file, and shows, ends and continues such runs (``llamasup batch …``)."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def resume(name: Name, json: o.Json = False) -> int:
 
 
 def _template_text(given: str | None) -> str | None:
-    """The text of the template file; empty for the usual template."""
+    """Read the template file; empty for the usual template."""
     if given is None or given == "default":
         return None if given is None else ""
     try:
@@ -250,7 +250,7 @@ def _template_text(given: str | None) -> str | None:
 
 
 def _run(view: View, named: Callable[[], Job], *, json: bool) -> int:
-    """``named`` may raise LlamasupError, as the run may."""
+    """Run the batch that ``named`` returns. Errors of ``named`` and of the run are shown."""
     from llamasup.cli.interruptible import interruptible
     from llamasup.cli.output.batch_view import BatchBar, BatchEvents, BatchLines, progress_fields
     from llamasup.features.batch import job as batch_job

@@ -1,4 +1,4 @@
-"""``llamasup completion``: the script that completes commands and options in a shell."""
+"""Prints the script that completes commands and options in a shell (``llamasup completion``)."""
 
 from __future__ import annotations
 

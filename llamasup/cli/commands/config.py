@@ -1,4 +1,4 @@
-"""``llamasup config …``: writes a config, checks a config, and prints the JSON Schema of a config."""
+"""Writes a config, checks a config, and prints the JSON Schema of a config (``llamasup config …``)."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _is_text(path: str) -> bool:
 
 
 def _existing(folders: Iterable[str]) -> tuple[str, ...]:
-    """The existing folders as written; one spelling for each, if the file system ignores case."""
+    """Return the existing folders as written; one spelling for each, if the file system ignores case."""
     found: dict[tuple[int, int], str] = {}
     for name in folders:
         with suppress(RuntimeError):  # the folder of an unknown user

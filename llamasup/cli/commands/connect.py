@@ -1,4 +1,4 @@
-"""``llamasup connect``: shows or writes the settings of a client for a running llamasup."""
+"""Shows or writes the settings of a client for a running llamasup (``llamasup connect``)."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def _write(
 
 
 def _backup(path: Path, content: bytes, mode: int) -> Path:
-    """A copy under a new name."""
+    """Write a copy under a new name."""
     number = 0
     while True:
         backup = path.with_name(f"{path.name}.bak{number or ''}")

@@ -1,5 +1,5 @@
-"""The commands for a running llamasup: ``status``, ``ps``, ``why``, ``load``, ``unload``, ``restart``,
-``reload``, ``stop`` and ``logs``.
+"""Talks to a running llamasup: ``status``, ``ps``, ``why``, ``load``, ``unload``, ``restart``, ``reload``,
+``stop`` and ``logs``.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def logs(
 
 
 def _together(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The status of the only llamasup, or the models of all, each with the process of its llamasup."""
+    """Return the status of the only llamasup, or the models of all, each with its llamasup's process ID."""
     if len(found) == 1:
         return found[0]
     return {
@@ -334,7 +334,7 @@ def _why_text(answer: Mapping[str, Any]) -> str:
 
 
 def _named(client: ControlClient, model: str | None) -> str:
-    """``model``, or the only model."""
+    """Return ``model``, or the name of the only model."""
     if model is not None:
         return model
     names = [str(model["id"]) for model in client.status()["models"]]
@@ -354,7 +354,7 @@ def _say_left_out(view: View, count: int, *, any_shown: bool, which: str = "") -
 
 
 def _exit_waiter(client: ControlClient) -> Callable[[], None]:
-    """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
+    """Make a function that waits for the exit. Call this before the stop: the ID may be reused later."""
     from llamasup.core.system.native import native
 
     if client.address.socket is not None:

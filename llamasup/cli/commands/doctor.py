@@ -1,4 +1,4 @@
-"""``llamasup doctor``: checks this machine for problems, and shows a remedy for each.
+"""Checks this machine for problems, and shows a remedy for each (``llamasup doctor``).
 
 Starts no server. Creates llamasup's own folders if they are missing, to see whether that is possible.
 """
@@ -121,7 +121,7 @@ def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check
 
 
 def _port_problem(port: int) -> LlamasupError | None:
-    """The error that ``run`` would have with this port."""
+    """Return the error that ``run`` would have with this port."""
     from llamasup.core.proxy.listeners.bind import bind
 
     if not 0 <= port <= 65535:

@@ -1,4 +1,4 @@
-"""``llamasup fleet …``: deploys the models of a config on a Ray cluster, shows them and ends them."""
+"""Deploys the models of a config on a Ray cluster, shows them and ends them (``llamasup fleet …``)."""
 
 from __future__ import annotations
 
@@ -100,9 +100,11 @@ def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False
 
 @contextmanager
 def _waiting(view: View, text: str) -> Iterator[Callable[[float], None]]:
-    """Gives the pause for the wait. Ray (2.60) writes news of the cluster to standard output, where only the
-    result belongs. What concerns the fleet is in its state. A thread of Serve may outlive the connection: it
-    would make a new one, to any cluster of this machine, and write the traceback of its failure.
+    """Show ``text`` while the block runs, and yield a function that pauses.
+
+    Ray (2.60) writes news of the cluster to standard output, where only the result belongs: the state of the
+    fleet has what matters of it. A thread of Serve may outlive the connection. It would make a new one, to
+    any cluster of this machine, and write the traceback of its failure.
     """
     from llamasup.cli.interruptible import interruptible_at_pauses
 
@@ -135,7 +137,7 @@ def _show(shown: Mapping[str, Any], *, json: bool) -> None:
 
 
 def shown_text(shown: Mapping[str, Any]) -> str:
-    """The result of ``status`` in the terminal."""
+    """Format the result of ``status`` for the terminal."""
     if shown["application"] is None:
         return _nothing(shown)
     models = [

@@ -1,4 +1,4 @@
-"""``llamasup inspect``: shows facts about models, and whether they fit in memory. Starts no program."""
+"""Shows facts about models, and whether they fit in memory. Starts no program (``llamasup inspect``)."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
 
 
 def _as_json(inspected: Sequence[_Inspected], machine: Hardware) -> str:
-    """An object for one file, otherwise a list."""
+    """Format one file as an object, otherwise as a list."""
     if len(inspected) == 1 and isinstance(inspected[0].found, ModelFacts):
         return json_text(*_objects(inspected[0], machine), indent=2)
     objects = [model for item in inspected for model in _objects(item, machine)]

@@ -1,4 +1,4 @@
-"""``llamasup key …``: creates, lists and revokes the API keys of a file."""
+"""Creates, lists and revokes the API keys of a file (``llamasup key …``)."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
 
 
 def _say_restarts(view: View, path: Path, units: Path = Path("/etc/systemd/system")) -> None:
-    """A system service gets a copy of the file when it starts."""
+    """Name the services to restart: a system service gets a copy of the file when it starts."""
     wanted = f":{str(path.resolve()).replace('%', '%%')}"
     for unit in sorted(units.glob("llamasup*.service")):
         with suppress(OSError, UnicodeDecodeError):
@@ -272,7 +272,7 @@ def _lines(text: str | None, path: Path) -> tuple[KeyLine, ...]:
 
 
 def _salt(lines: Sequence[KeyLine]) -> str:
-    """The salt of the file's hashed keys, if any: each further salt costs one more hash per request."""
+    """Return the salt of the file's hashed keys, or a new one: each salt costs one more hash per request."""
     salts = [line.key.salt.decode() for line in lines if line.hashed]
     return salts[0] if salts else secrets.token_hex(_SALT_BYTES)
 
@@ -289,7 +289,7 @@ def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
 
 
 def _option(path: Path) -> str:
-    """The option of a command for this file; empty for the default one."""
+    """Return the option of a command for this file; empty for the default file."""
     return "" if path == default_key_file() else f" --file {shlex.quote(str(path))}"
 
 

@@ -1,4 +1,4 @@
-"""``llamasup list``: the models on this machine, by the names that clients use."""
+"""Lists the models on this machine by the names that clients use (``llamasup list``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``llamasup plan``: shows the command line that ``run`` would start, with reasons. Starts nothing."""
+"""Shows the command line that ``run`` would start, with reasons. Starts nothing (``llamasup plan``)."""
 
 from __future__ import annotations
 

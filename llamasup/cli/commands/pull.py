@@ -1,4 +1,4 @@
-"""``llamasup pull``: downloads models into the models folder."""
+"""Downloads models into the models folder (``llamasup pull``)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def download_options(
     allow_http: bool = False,
     parallel: int = 4,
 ) -> DownloadOptions:
-    """Raises UsageInvalid for an invalid folder or endpoint, and the errors of ``hub_token``."""
+    """Check the options. Raises UsageInvalid for a wrong folder or endpoint, and errors of ``hub_token``."""
     from llamasup.features.downloads.pull import DownloadOptions
 
     return DownloadOptions(
@@ -184,7 +184,7 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
 
 
 def _downloaded(ref: Ref, settings: DownloadOptions, progress: DownloadView) -> FetchedModel:
-    """As ``downloads.pull``. After a signal, shows the size of the partial file and raises Interrupted."""
+    """Download ``ref``. After a signal, shows the size of the partial file and raises Interrupted."""
     from llamasup.cli.interruptible import interruptible
     from llamasup.features.downloads.pull import pull as download
 

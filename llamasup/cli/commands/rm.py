@@ -1,4 +1,4 @@
-"""``llamasup rm``: deletes models from the models folder, with all their files."""
+"""Deletes models from the models folder, with all their files (``llamasup rm``)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json:
 
 
 def _names(removal: Removal, folder: Path) -> str:
-    """The files to remove, relative to the models ``folder``; without llamasup's own records."""
+    """List the files to remove, relative to the models ``folder``; without llamasup's own records."""
     paths = (*removal.files, *removal.downloads) or removal.leftovers
     return ", ".join(str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths)
 

@@ -1,4 +1,4 @@
-"""``llamasup rpc-worker``: lends the memory of this machine to a llama-server on another one."""
+"""Lends the memory of this machine to a llama-server on another one (``llamasup rpc-worker``)."""
 
 from __future__ import annotations
 

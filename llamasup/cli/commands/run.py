@@ -1,4 +1,4 @@
-"""``llamasup run``: serves one model in the foreground."""
+"""Serves one model in the foreground (``llamasup run``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``llamasup serve``: serves many models, from a config or from folders."""
+"""Serves many models, from a config or from folders (``llamasup serve``)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def with_overrides(
     token_file: Path | None,
     defaults: Mapping[str, Any] = NOTHING,
 ) -> Config:
-    """``config`` with the values of the command line. Called each time that the config is read."""
+    """Apply the values of the command line to ``config``, each time that the config is read."""
     from msgspec import structs
 
     from llamasup.core.system.storage.paths import expanded

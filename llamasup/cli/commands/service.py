@@ -1,4 +1,4 @@
-"""``llamasup service …``: prints, writes and removes a systemd unit, and shows its state."""
+"""Prints, writes and removes a systemd unit, and shows its state (``llamasup service …``)."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _has_no_key(unit: Unit) -> bool:
 
 
 def _file_name(text: str) -> str:
-    """The unit of a service, given by its name, its unit or its model."""
+    """Return the unit of a service, given by its name, its unit or its model."""
     if not PurePath(text).name:
         raise UsageInvalid(
             f"{text!r} is not the name of a service.",
@@ -250,7 +250,7 @@ class _UnitArguments:
         self.values = values
 
     def unit(self) -> Unit:
-        """The unit to write. Raises UsageInvalid, ConfigInvalid, and the errors of ``run`` or ``serve``."""
+        """Return the unit. Raises UsageInvalid, ConfigInvalid, and errors of ``run`` or ``serve``."""
         serve_flags = [self.flags[field] for field in _ONLY_OF_SERVE if field in self.flags]
         if self.model is not None:
             if serve_flags:
@@ -342,7 +342,7 @@ class _UnitArguments:
 def _checked_config(
     path: Path, environ: Mapping[str, str], own: tuple[str, ...], *, more_models: bool
 ) -> Config:
-    """The config as the service will read it. Raises ConfigInvalid with every problem."""
+    """Return the config as the service will read it. Raises ConfigInvalid with every problem."""
     from msgspec import structs
 
     from llamasup.core.config.issues import ConfigIssues

@@ -1,4 +1,4 @@
-"""``llamasup top``: the models and the requests of a running llamasup, live in the terminal."""
+"""Shows the models and the requests of a running llamasup, live in the terminal (``llamasup top``)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _print_once(client: ControlClient) -> None:
 
 
 def _read_status(client: ControlClient) -> Mapping[str, Any]:
-    """The status, without the models that are not loaded."""
+    """Return the status, without the models that are not loaded."""
     status = client.status()
     models, _ = models_to_show(status, all_=False)
     return {**status, "models": models}
@@ -89,7 +89,7 @@ class _Top:
         self._requests: Mapping[str, Any] = {"live": (), "ended": ()}
 
     def run(self) -> bool:
-        """Until the user quits; False: until llamasup ends."""
+        """Run until the user quits (True), or llamasup exits (False)."""
         from rich.console import Console
         from rich.live import Live
 
@@ -134,7 +134,7 @@ class _Top:
         self._requests = self._client.requests(ended=ENDED)
 
     def _press(self, key: str) -> bool:
-        """Whether the user quits."""
+        """Apply a key; return whether the user quits."""
         rows = rows_of(self._status, sorted_requests(self._requests["live"], self._screen.sort))
         self._screen, action = press(self._screen, key, rows)
         match action:

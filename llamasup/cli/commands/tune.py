@@ -1,4 +1,4 @@
-"""``llamasup tune``: measures which changes of the plan are better on this machine, and keeps them."""
+"""Measures which changes of the plan are better on this machine, and keeps them (``llamasup tune``)."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _prepared(model: str, settings: Any, options: Options) -> Launch:
 
 
 def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | int:
-    """The result, or the exit code if a signal stopped it."""
+    """Return the result, or the exit code if a signal stopped the measurement."""
     from llamasup.cli.stop_signals import STOP_SIGNALS
     from llamasup.features.tuning.picture import picture as picture_of
     from llamasup.features.tuning.tune import tune as measure
@@ -234,7 +234,7 @@ def _forget(view: View, model: str, *, as_json: bool) -> None:
 
 
 def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json: bool) -> None:
-    """The kept results, and for each whether the plan uses it now."""
+    """Show the kept results, and for each whether the plan uses it now."""
     from llamasup.core.planning.facts import read_given
     from llamasup.core.planning.measured.tuned_store import load_results
     from llamasup.core.system.storage.fact_cache import FileIdentity
@@ -258,7 +258,7 @@ def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json
 
 
 def _why_not_used(kept: Kept, model: str, settings: Any, runtime: str | None) -> str:
-    """Why the plan with the profile of this result does not use it; empty if it does."""
+    """Say why the plan with the profile of this result does not use it; empty if it does."""
     import msgspec
 
     from llamasup.core.planning.attempts import Planner

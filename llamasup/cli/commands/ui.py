@@ -1,4 +1,4 @@
-"""``llamasup ui``: opens the web console of a running llamasup in a browser."""
+"""Opens the web console of a running llamasup in a browser (``llamasup ui``)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ui(ctx: typer.Context, *, target: TargetOptions, print_: Print = False) -> i
 
 
 def _file_for(address: str, socket: str | None) -> Path:
-    """The file that the browser opens: its arguments must not contain the token.
+    """Write the file that the browser opens: its arguments must not contain the token.
 
     It is beside the ``socket``, in the run folder, which llamasup removes when it stops. A llamasup on
     another machine has no such folder here.

@@ -1,4 +1,4 @@
-"""``llamasup upgrade``: a running ``serve`` changes its build of llama.cpp once the new one is proven."""
+"""Moves a running ``serve`` to another build of llama.cpp once it is proven (``llamasup upgrade``)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _refuse_problems(report: Mapping[str, Any]) -> None:
 
 
 def _absolute(runtime: str) -> str:
-    """llamasup runs in another folder. A name without a folder may be on its PATH."""
+    """Make a path absolute: llamasup runs in another folder. A name without a folder may be on its PATH."""
     path = Path(runtime).expanduser()
     return str(path.absolute()) if "/" in runtime or path.is_file() else runtime
 

@@ -1,4 +1,4 @@
-"""``llamasup usage``: the requests and tokens of each model, key and day, of a file or a llamasup."""
+"""Shows the requests and tokens of each model, key and day (``llamasup usage``)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[s
 
 
 def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
-    """The usage in the file, after each running llamasup has saved its last minute there."""
+    """Read the usage from the file, after each running llamasup has saved its last minute."""
     from llamasup.features.usage.report import read_by, read_since, report
     from llamasup.features.usage.store import read_rows, today, usage_file
 

@@ -1,4 +1,4 @@
-"""``llamasup wrap``: supervises an existing llama-server command line."""
+"""Supervises an existing llama-server command line (``llamasup wrap``)."""
 
 from __future__ import annotations
 

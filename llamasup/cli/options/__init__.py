@@ -1,0 +1,1 @@
+"""Declares the options that several commands share, and parses their values. Enter at ``shared``."""

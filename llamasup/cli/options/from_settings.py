@@ -19,7 +19,7 @@ _UNSET: Final = {field.name: field.default for field in structs.fields(Settings)
 
 
 def options_of_a_plan(*, checked: bool = False) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-    """The options of the settings that decide a plan, in two parts: those to show first, and the others.
+    """Make the options of the settings that decide a plan: the ones to show first, and the others.
 
     ``checked``: their bounds are those of a config. Otherwise the plan of the model refuses a wrong number.
     """
@@ -31,7 +31,7 @@ def options_of_a_plan(*, checked: bool = False) -> tuple[tuple[Option, ...], tup
 
 
 def setting_option(field: str, *, checked: bool = False) -> Option:
-    """The option of a setting that has a flag."""
+    """Make the option of a setting that has a flag."""
     setting = _DECLARED[field]
     flag = setting.flag
     assert flag is not None

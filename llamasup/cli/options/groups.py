@@ -79,7 +79,7 @@ class Group(Struct, frozen=True):
 
 
 def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``command(ctx, …)`` with a parameter for each option of its groups."""
+    """Give ``command(ctx, …)`` a parameter for each option of its groups."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Group] = {}
     parameters: list[inspect.Parameter] = []
@@ -117,7 +117,7 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 def format_arguments(
     options: Iterable[Option], values: Mapping[str, Any], always: Iterable[str] = ()
 ) -> list[str]:
-    """The arguments for the ``values`` that differ from their default or are in ``always``."""
+    """Format the ``values`` that differ from their default or are in ``always`` as arguments."""
     arguments: list[str] = []
     for option in options:
         value = values[option.field]
@@ -138,7 +138,7 @@ def text(
     *,
     read: Callable[[str], Any] | None = None,
 ) -> Option:
-    """``read`` converts the text, and returns a converted value unchanged."""
+    """Declare an option with text. ``read`` converts it, and returns a converted value unchanged."""
     return value_option(_field(flag), flag, metavar, help, default, str, read=read)
 
 
@@ -164,7 +164,7 @@ def path(flag: str, help: str, metavar: str = "PATH") -> Option:
 
 
 def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, on: Any = True) -> Option:
-    """``off`` is its value if absent, ``on`` if present."""
+    """Declare an option without a value: it is ``off`` if absent, ``on`` if present."""
     return Option(
         field or _field(flag),
         default=off,

@@ -55,7 +55,7 @@ def one_of(*values: str) -> Callable[[str], str]:
 
 
 def checked(check: Callable[[str], str]) -> Callable[[str], str]:
-    """``check`` as a parser: its UsageInvalid becomes an error of the command line."""
+    """Make a parser of ``check``, whose UsageInvalid becomes an error of the command line."""
 
     def read(text: str) -> str:
         try:
@@ -67,7 +67,7 @@ def checked(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def of_kind(kind: Any) -> Callable[[str], str]:
-    """The kind of a setting as a parser. A value that is not text is only checked, and parsed again later."""
+    """Make a parser of a setting's kind. A value that is not text is only checked, and parsed again later."""
 
     def read(text: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The arguments, options and groups of options that several commands share."""
+"""Declares the arguments, options and groups of options that several commands share."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ _ALWAYS = ("host", "port", "drain_timeout_s", "stop_timeout_s")
 
 
 def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runtime: str) -> list[str]:
-    """The command line of ``llamasup run`` with these values, without default values.
+    """Format the command line of ``llamasup run`` with these values, without default values.
 
     ``given`` are the values of ``Listening``, ``Serving`` and ``Logging``.
     """
@@ -303,7 +303,7 @@ def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runt
 
 
 def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str | None) -> list[str]:
-    """The command line of ``llamasup serve`` with these values.
+    """Format the command line of ``llamasup serve`` with these values.
 
     ``given`` are the values of ``ConfigOverrides`` and ``Logging``, and ``watch``.
     """

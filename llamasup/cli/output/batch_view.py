@@ -15,7 +15,7 @@ _LINE_INTERVAL_S = 10.0
 
 
 def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
-    """The counts, for programs."""
+    """Return the counts, for programs."""
     per_s, left_s = progress.rates(now_s)
     return {
         "state": progress.state,
@@ -35,7 +35,7 @@ def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
 
 
 def progress_text(progress: Progress, now_s: float) -> str:
-    """``120 of 1000 lines, 2 failed, 340 tokens/s, 3 min left``."""
+    """Format the progress: ``120 of 1000 lines, 2 failed, 340 tokens/s, 3 min left``."""
     per_s, left_s = progress.rates(now_s)
     parts = [f"{progress.done + progress.failed} of {progress.total} lines"]
     if progress.failed:
@@ -77,7 +77,7 @@ class BatchLines:
         pass
 
     def _is_due(self, now_s: float, waiting: str = "") -> bool:
-        """``waiting``: why no line runs. A new reason is shown at once."""
+        """Tell whether to show the progress. A new reason why no line runs (``waiting``) is shown at once."""
         if now_s - self._shown_s < self.interval_s and waiting in ("", self._reason):
             return False
         self._shown_s = now_s

@@ -81,7 +81,7 @@ _UNLOAD_REASONS = {
 
 
 class RequestLine(Struct, frozen=True):
-    """The line of a finished request (``LaterLine``)."""
+    """The line of a finished request, whose text is made in the writer's thread."""
 
     record: RequestRecord
     with_model: bool
@@ -124,7 +124,7 @@ class ConsoleReporter:
         self._line_limit = RequestLineLimit(view)
 
     def stop_requested(self, reason: str, *, time_limit_s: float | None = None) -> None:
-        """``reason``: such as a signal's name; ``time_limit_s``: the time limit of requests in flight."""
+        """Report a stop. ``reason``: such as a signal's name; ``time_limit_s``: of requests in flight."""
         self._stop_requests += 1
         if self._stop_requests == 1:
             in_flight = self._service.in_flight
@@ -141,7 +141,7 @@ class ConsoleReporter:
         self._view.say("info", "restart", f"{signal_name}: {activity}.")
 
     def command(self, command: str, model: str) -> None:
-        """A command of the control API. Its effects have their own lines."""
+        """Report a command of the control API. Its effects have their own lines."""
         is_config = command == "reload" and self._has_many
         what = model or "llama.cpp"  # an upgrade concerns all models
         activity = "reading the config again" if is_config else f"{_COMMAND_ACTIVITIES[command]} {what}"
@@ -191,7 +191,7 @@ class ConsoleReporter:
             self._view.say_later(level, "request", line)
 
     def slow_request(self, record: RequestRecord, left_out: int) -> None:
-        """``left_out``: the number of slow requests without a line since the last one."""
+        """Report a slow request. ``left_out``: how many others had no line since the last one."""
         path = shown_path(record.path)
         text = f"slow: {record.method} {path}: {_time_spent(record)} [{record.request_id}]"
         self._view.say(
@@ -237,7 +237,7 @@ class ConsoleReporter:
         self._set_activity(model, f"downloading {model}: {memory_text(event.done_bytes)}{share}{speed}")
 
     def _serving_facts(self, model: str) -> str:
-        """For one of many models: its processes, load time, device and slots."""
+        """Describe one of many models: its processes, load time, device and slots."""
         hosted = None if self._service.launch is not None else self._service.hosted_models
         runners = [] if hosted is None else hosted.runners_of(model)
         facts = []
@@ -410,7 +410,7 @@ def _reach(plan: LaunchPlan) -> str:
 
 
 def _outcome(record: RequestRecord) -> str:
-    """`` (refused: queue full)``: what became of a request that was not simply answered, and why."""
+    """Say what became of a request that was not simply answered, and why: `` (refused: queue full)``."""
     if record.outcome in ("ok", "local"):
         return ""
     cause = record.cause.replace("_", " ")

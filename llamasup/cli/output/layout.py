@@ -19,7 +19,7 @@ _MIN_NAME = 16  # a shorter one is ambiguous
 
 
 def stdout_columns() -> int | None:
-    """The width of the terminal on standard output; None without one."""
+    """Return the width of the terminal on standard output, and None without a terminal."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def stdout_columns() -> int | None:
 
 
 def cut_to(columns: int, text: str) -> str:
-    """``text`` in at most ``columns`` columns: ``…`` replaces the middle of a longer one."""
+    """Cut ``text`` to ``columns`` columns: ``…`` replaces the middle of a longer one."""
     if display_width(text) <= columns:
         return text
     columns = max(0, columns - 1)
@@ -70,8 +70,9 @@ def fitted_table(rows: Sequence[Sequence[str]], optional: Sequence[str], columns
 
 
 def with_nodes(rows: Sequence[Sequence[str]], items: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
-    """``rows`` with the column NODE, if one of the ``items`` is on another node. The first row has the
-    headings, and each other one is of an item.
+    """Add the column NODE to ``rows``, if one of the ``items`` is on another node.
+
+    The first row has the headings, and each other row shows an item.
     """
     if not any(item.get("node") for item in items):
         return rows
@@ -84,7 +85,7 @@ def _width(text: str) -> int:
 
 
 def hanging(start: str, text: str, *, columns: int | None = None) -> str:
-    """``start`` and ``text`` with a hanging indent: further lines of ``text`` begin below its first one."""
+    """Join ``start`` and ``text``: further lines of ``text`` begin below its first one."""
     if columns is None or display_width(start + text) <= columns:
         return (start + text).rstrip()
     width = columns - display_width(start)

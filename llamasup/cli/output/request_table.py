@@ -22,7 +22,7 @@ _OPTIONAL = ("PATH", "PROMPT", "CLIENT", "TOKENS/S", "MODEL")
 
 
 def sorted_requests(requests: Sequence[Request], by: str) -> Sequence[Request]:
-    """``by`` is one of SORTS: the oldest, the largest or the fastest first, or in alphabetical order."""
+    """Sort by one of SORTS: the oldest, the largest or the fastest first, or in alphabetical order."""
     match by:
         case "tokens":
             return sorted(requests, key=lambda request: -(request.get("tokens_completion") or 0))
@@ -87,7 +87,7 @@ def _tokens(request: Request) -> tuple[str, str, str]:
 
 
 def _phase(request: Request) -> str:
-    """``loading 43 %, 12 s left``, ``queued #2, about 12.0 s``, ``prompt 45 %``, ``generating``."""
+    """Format the phase: ``loading 43 %, 12 s left``, ``queued #2, about 12.0 s``, ``generating``."""
     phase = str(request["phase"])
     if (percent := request.get("percent")) is not None:
         return f"{phase} {progress_text(percent, request.get('eta_s'))}"

@@ -62,7 +62,7 @@ def _row(model: Model, now: datetime) -> tuple[str, ...]:
 
 
 def _state(model: Model) -> str:
-    """``ready``, ``loading 43 %, 12 s``."""
+    """Format the state: ``ready``, ``loading 43 %, 12 s``."""
     load = model.get("load") or {}
     shown = progress_text(load.get("percent"), load.get("eta_s"), after="")
     return printable(str(model.get("state"))) + (f" {shown}" if shown else "")
@@ -73,7 +73,7 @@ def _or_dash(value: int | None, text: Callable[[int], str] = str) -> str:
 
 
 def _slots(model: Model) -> str:
-    """``busy/slots +queued``."""
+    """Format the slots: ``busy/slots +queued``."""
     slots = model.get("slots")
     busy = model.get("slots_busy", model.get("in_flight"))
     waiting = f" +{model['queued']}" if model.get("queued") else ""
@@ -96,7 +96,7 @@ def _until(model: Model, now: datetime) -> str:
 
 
 def _node_problem(node: Mapping[str, Any]) -> str:
-    """Why another node gets no requests."""
+    """Say why another node gets no requests."""
     if not node.get("reason"):
         return ""
     remedy = f"\n  → {printable(str(node['remedy']))}" if node.get("remedy") else ""

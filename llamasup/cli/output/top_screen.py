@@ -1,4 +1,4 @@
-"""The screen of ``llamasup top``: what it shows, and what a key does (pure)."""
+"""Decides what the screen of ``llamasup top`` shows, and what a key does (pure)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Row(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``style``: ``""``, ``"heading"``, ``"chosen"``, ``"dim"`` or ``"warning"``."""
+    """A line. Its ``style`` is ``""``, ``"heading"``, ``"chosen"``, ``"dim"`` or ``"warning"``."""
 
     text: str
     style: str = ""
 
 
 class Screen(Struct, frozen=True):
-    """What the user has chosen. ``cancels``: the request that waits for a yes. ``log_of``: the model whose
-    log is shown; empty: none. ``message`` is the result of the last key.
+    """The choices of the user. ``cancels`` is the request whose cancellation waits for a yes, ``log_of`` the
+    model whose log is shown (empty: none), and ``message`` the result of the last key.
     """
 
     chosen: Row | None = None
@@ -63,7 +63,7 @@ class Quit(NamedTuple):
 
 
 def rows_of(status: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-    """The rows in the order of the screen. ``requests`` are sorted."""
+    """Return the rows in the order of the screen. ``requests`` are sorted."""
     rows = [Row(str(model["id"]), node=_node(model)) for model in status["models"]]
     seen: Counter[str] = Counter()
     for request in requests:
@@ -78,7 +78,7 @@ def _node(of: Mapping[str, Any]) -> str:
 
 
 def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel | Quit | None]:
-    """What a key does. ``key``: a character, or ``up``, ``down``, ``escape``."""
+    """Apply a key: a character, or ``up``, ``down``, ``escape``."""
     screen = replace(screen, message="")
     if screen.log_of:
         return (replace(screen, log_of="") if key in ("escape", "q") else screen), None
@@ -107,7 +107,7 @@ def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel
 
 
 def _where_the_log_is(row: Row) -> str:
-    """The directory of a fleet names a node MODEL@ID, and only fronts have its key."""
+    """Say where to find a log. A fleet names a node MODEL@ID, and only fronts have its key."""
     node = printable(row.node)
     if row.node.startswith(f"{row.model}@"):
         return f"The log of the node {node} is in Ray's log of this replica: see the dashboard of Ray."
@@ -115,7 +115,7 @@ def _where_the_log_is(row: Row) -> str:
 
 
 def _still_shown(chosen: Row | None, rows: Sequence[Row]) -> Row | None:
-    """The row of ``chosen`` now: a request may have moved to another node."""
+    """Find the row of ``chosen`` again: a request may have moved to another node."""
     if chosen is None or chosen in rows:
         return chosen
     return next((row for row in rows if row.request and row[:3] == chosen[:3]), None)
@@ -137,7 +137,7 @@ def shown_lines(
     columns: int,
     lines: int,
 ) -> Sequence[Line]:
-    """The lines from top to bottom. The tables lose rows from their end if the terminal is short."""
+    """Return the lines from top to bottom. If the terminal is short, the tables lose their last rows."""
     live = sorted_requests(requests["live"], screen.sort)
     rows = rows_of(status, live)
     chosen = _still_shown(screen.chosen, rows)
@@ -196,7 +196,7 @@ def _last(screen: Screen, columns: int) -> Line:
 
 
 def log_lines(model: str, log: Sequence[str], *, columns: int, lines: int) -> Sequence[Line]:
-    """The end of the log of ``model``."""
+    """Show the end of the log of ``model``."""
     title = Line(cut_to(columns, f"Log of {printable(model)}"), "heading")
     room = max(0, lines - 2)
     last = [Line(cut_to(columns, printable(text))) for text in log[max(0, len(log) - room) :]]

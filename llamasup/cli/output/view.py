@@ -1,4 +1,4 @@
-"""The lines on standard error: one live line while something is loading, plain lines otherwise.
+"""Writes the lines on standard error: one live line while something is loading, plain lines otherwise.
 
 Results go to standard output. Prompts and completions are never written (X13).
 """
@@ -39,7 +39,7 @@ _MAX_NAMED = 5
 
 
 def duration_text(seconds: float) -> str:
-    """``84 ms``, ``3.2 s``, ``2 min 5 s``, ``3 h 20 min``, ``12 d 4 h``."""
+    """Format a time: ``84 ms``, ``3.2 s``, ``2 min 5 s``, ``3 h 20 min``, ``12 d 4 h``."""
     if round(seconds * 1000) < 1000:
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 60:
@@ -52,18 +52,18 @@ def duration_text(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 request``, ``2 requests``."""
+    """Count things: ``1 request``, ``2 requests``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def shortened(names: Sequence[str]) -> str:
-    """``a, b, c, d, e, and 995 more``."""
+    """List the first names: ``a, b, c, d, e, and 995 more``."""
     more = len(names) - _MAX_NAMED
     return ", ".join((*names[:_MAX_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
 class LaterLine(Protocol):
-    """What a line says, found in the writer's thread."""
+    """A line whose text is made in the writer's thread."""
 
     def text(self) -> str: ...
 
@@ -82,13 +82,13 @@ class View(Protocol):
         """Whether lines of this level are written."""
 
     def say_later(self, level: Level, event: str, line: LaterLine) -> None:
-        """``say`` a line of which there are many, at little cost. Dropped if the reader lags."""
+        """Say a line of which there are many, at little cost. It is dropped if the reader lags."""
 
     def show_activity(self, text: str | None) -> None:
         """Set the live line, such as ``loading qwen``; None removes it."""
 
     def show_server_log(self, lines: list[bytes]) -> None:
-        """Lines of llama-server's log, from any thread. Dropped if the reader lags."""
+        """Show lines of llama-server's log, from any thread. They are dropped if the reader lags."""
 
     def tick(self) -> None:
         """Called several times a second while there is a live line."""
