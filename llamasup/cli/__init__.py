@@ -6,8 +6,6 @@ import os
 import sys
 import time
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """The ``llamasup`` command."""

@@ -17,8 +17,6 @@ from llamasup.core.system.own_command import own_command
 from llamasup.errors import ServerFailed, UsageInvalid
 from llamasup.features.batch.job import Job
 
-__all__ = ["server_of"]
-
 STOP_WAIT_S: Final = 90.0
 """For the end of the llamasup that was started: longer than it waits for its last requests."""
 _MAX_EVENT_BYTES: Final = 1 << 20

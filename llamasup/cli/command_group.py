@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import typer
 from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
-
-__all__ = [
-    "COMPLETION_VARIABLE",
-    "OLLAMA",
-    "Command",
-    "CommandGroup",
-    "LazyCommand",
-    "LazyGroup",
-    "command_set",
-    "with_ollama",
-]
 
 OLLAMA = "127.0.0.1:11434"
 """The address of ``--ollama`` without a value: that of Ollama itself."""
@@ -60,6 +51,24 @@ def with_ollama(args: Sequence[str], takes_value: Container[str]) -> list[str]:
                 f"write --ollama={args[at]}; --ollama alone is the address {OLLAMA}.", param_hint="--ollama"
             )
     return [*found, *args[at:]]
+
+
+def parameters_of(command: Callable[..., Any], given: int = 0) -> list[inspect.Parameter]:
+    """List the parameters after the first ``given`` ones, with their types.
+
+    A decorator passes the first ones. Their types may be imported for type checkers only.
+    """
+    parameters = list(inspect.signature(command).parameters.values())[given:]
+    annotated = SimpleNamespace(__annotations__={each.name: each.annotation for each in parameters})
+    types = get_type_hints(annotated, inspect.unwrap(command).__globals__, include_extras=True)
+    return [each.replace(annotation=types[each.name]) for each in parameters]
+
+
+def with_parameters(command: F, parameters: Sequence[inspect.Parameter]) -> F:
+    """Give ``command`` these parameters in place of its own, for Typer and other decorators."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 class _Reader(RuntimeParam):

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     AnyService = Service | ServeService | RpcWorker
 
-__all__ = ["EventLines", "OutputOptions", "serve_until_stopped"]
-
 TICK_S = 0.1
 
 

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
 
-__all__ = ["interruptible", "interruptible_at_pauses"]
-
 T = TypeVar("T")
 
 

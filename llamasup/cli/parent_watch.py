@@ -16,8 +16,6 @@ from contextlib import suppress
 from llamasup.cli.stop_signals import CONSOLE_CLOSED, STOP_SIGNALS
 from llamasup.errors import UsageInvalid
 
-__all__ = ["PARENT_STOP_REASONS", "PARENT_STOP_TIMEOUT_S", "tie_to_parent"]
-
 PARENT_ENDED = "The parent ended"
 STDIN_ENDED = "Standard input ended"
 PARENT_STOP_REASONS = frozenset({PARENT_ENDED, STDIN_ENDED, CONSOLE_CLOSED})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from llamasup.cli.command_group import parameters_of, with_parameters
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import Group, number, path, text
+from llamasup.cli.options.groups import Group, number, path, takes_groups, text
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.view import View
 from llamasup.core.pool.state import AWAY
@@ -17,16 +20,6 @@ from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.core.control.client import ControlAddress, ControlClient
-
-__all__ = [
-    "URL_VARIABLE",
-    "TargetOptions",
-    "find_target",
-    "full_url",
-    "models_to_show",
-    "with_client",
-    "with_each_client",
-]
 
 URL_VARIABLE = "LLAMASUP_URL"
 MAX_PORT = 65_535
@@ -96,47 +89,57 @@ def full_url(url: str) -> str:
     return re.sub(r"/v1/?$", "", full)  # as clients of the models write it
 
 
-def with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
-    """Run ``act`` with a client of the chosen llamasup; returns the exit code."""
+def with_client(command: Callable[..., int | None]) -> Callable[..., Any]:
+    """Give ``command(view, client, …)`` a client of the llamasup that the ``TargetOptions`` choose.
 
-    def talk(view: View) -> int | None:
+    Its own options follow them. Its errors are shown, and the result returns the exit code.
+    """
+
+    @functools.wraps(command)
+    def talk(view: View, *, target: Target, **given: Any) -> int | None:
         from llamasup.core.control.client import ControlClient
 
         with ControlClient(find_target(**target)) as client:
-            return act(view, client)
+            return command(view, client, **given)
 
-    return guarded(talk)
+    own = parameters_of(command, given=2)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    first = inspect.Parameter("view", inspect.Parameter.POSITIONAL_ONLY)
+    target = inspect.Parameter("target", keyword, annotation=TargetOptions)
+    arguments = [parameter for parameter in own if parameter.kind is not keyword]
+    options = [parameter for parameter in own if parameter.kind is keyword]
+    return takes_groups(guarded(with_parameters(talk, [first, *arguments, target, *options])))
 
 
-def with_each_client(target: Target, act: Callable[[View, ControlClient, str], int | None]) -> int:
-    """Run ``act`` with a client of the chosen llamasup, or of each one if several run and none is chosen. Its
-    last argument says which one of several; it is empty for the only one.
+def with_each_client(view: View, target: Target, act: Callable[[ControlClient, str], object]) -> int:
+    """Call ``act`` with a client of the chosen llamasup, or of each one if several run and none is chosen.
+
+    The last argument of ``act`` says which one of several; it is empty for the only one. Returns the exit
+    code.
     """
+    from llamasup.core.control.client import ControlAddress, ControlClient
+    from llamasup.core.control.discovery import discover
+    from llamasup.core.control.selection import select_running
 
-    def talk(view: View) -> int | None:
-        from llamasup.core.control.client import ControlAddress, ControlClient
-        from llamasup.core.control.discovery import discover
-        from llamasup.core.control.selection import select_running
-
-        if any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE):
-            with ControlClient(find_target(**target)) as client:
-                return act(view, client, "")
-        found = discover()
-        if len(found.running) < 2:
-            with ControlClient(ControlAddress(socket=select_running(found, None).socket)) as client:
-                return act(view, client, "")
-        code = 0
-        for running in found.running:
-            try:
-                with ControlClient(ControlAddress(socket=running.socket)) as client:
-                    act(view, client, f"--pid {running.pid}  {running.url}")
-            except LlamasupError as error:  # it may have just ended
-                code = show_error(view, error)
-        for process in found.unresponsive:
-            view.say("warning", "unresponsive", f"The llamasup with PID {process.pid} does not answer.")
-        return code
-
-    return guarded(talk)
+    if any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE):
+        with ControlClient(find_target(**target)) as client:
+            act(client, "")
+        return 0
+    found = discover()
+    if len(found.running) < 2:
+        with ControlClient(ControlAddress(socket=select_running(found, None).socket)) as client:
+            act(client, "")
+        return 0
+    code = 0
+    for running in found.running:
+        try:
+            with ControlClient(ControlAddress(socket=running.socket)) as client:
+                act(client, f"--pid {running.pid}  {running.url}")
+        except LlamasupError as error:  # it may have just ended
+            code = show_error(view, error)
+    for process in found.unresponsive:
+        view.say("warning", "unresponsive", f"The llamasup with PID {process.pid} does not answer.")
+    return code
 
 
 def models_to_show(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:

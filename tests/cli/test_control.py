@@ -12,6 +12,7 @@ import pytest
 
 from llamasup.cli import target as chosen
 from llamasup.cli.commands import control
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.target import find_target, with_each_client
 from llamasup.core.control import discovery
 from llamasup.core.control.client import ControlAddress
@@ -167,10 +168,10 @@ def test_each_of_several_is_asked_although_others_fail(
     found = Discovered(tuple(running), (Unresponsive(43, "hangs"),))
     monkeypatch.setattr(discovery, "discover", lambda: found)
 
-    def act(_: object, __: object, which: str) -> None:
+    def act(_: object, which: str) -> None:
         raise NotRunning(f"{which} has ended.")
 
-    code = with_each_client({"pid": None, "url": None}, act)
+    code = guarded(lambda view: with_each_client(view, {"pid": None, "url": None}, act))()
     said = capfd.readouterr().err
     assert code == 69
     assert all(f"http://127.0.0.1:{pid} has ended." in said for pid in (41, 42))

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from llamasup.features.batch.job import Job, Prepared
     from llamasup.features.batch.progress import Progress
 
-__all__ = ["cancel", "commands", "list_", "resume", "run", "status"]
-
 commands = command_set(
     "batch",
     "Run the requests of a file, and continue after interruptions.\n\n"
@@ -94,7 +92,9 @@ Name = Annotated[str, typer.Argument(metavar="BATCH", help="The id of the batch,
 
 
 @commands.command()
+@guarded
 def run(
+    view: View,
     source: Input,
     arguments: Arguments = None,
     *,
@@ -113,9 +113,6 @@ def run(
 
     The same command again continues. The exit code is 0 when each line has its answer or its error.
     """
-
-    def act(view: View) -> int:
-        return _run(view, job, json=json)
 
     def job() -> Job:
         from llamasup.cli.target import URL_VARIABLE, full_url
@@ -150,90 +147,78 @@ def run(
             concurrency=concurrency,
         )
 
-    return guarded(act)
+    return _run(view, job, json=json)
 
 
 @commands.command("list")
-def list_(json: o.Json = False) -> int:
+@guarded
+def list_(view: View, json: o.Json = False) -> None:
     """List the batches of your user."""
+    from llamasup.features.batch.job import jobs, status_of
 
-    def act(view: View) -> None:
-        from llamasup.features.batch.job import jobs, status_of
-
-        rows = [status_of(job) for job in jobs()]
-        if json:
-            write_json({"batches": rows})
-        elif rows:
-            write_result(
-                table(
-                    [
-                        ("BATCH", "STATE", "DONE", "FAILED", "LINES", "OUTPUT"),
-                        *(
-                            (
-                                row["id"],
-                                row["state"],
-                                str(row["done"]),
-                                str(row["failed"]),
-                                str(row["total"]),
-                                row["output"],
-                            )
-                            for row in rows
-                        ),
-                    ],
-                    indent="",
-                )
-            )
-        else:
-            view.say("info", "batch", "There are no batches yet.")
-
-    return guarded(act)
-
-
-@commands.command()
-def status(name: Name, json: o.Json = False) -> int:
-    """Show how far a batch is."""
-
-    def act(view: View) -> None:
-        from llamasup.features.batch.job import find_job, status_of
-
-        found = status_of(find_job(name))
-        if json:
-            write_json(found)
-            return
-        over = found["done"] + found["failed"]
-        state = found["state"] + (f", waiting ({found['waiting']})" if found["waiting"] else "")
+    rows = [status_of(job) for job in jobs()]
+    if json:
+        write_json({"batches": rows})
+    elif rows:
         write_result(
-            f"{found['id']} {state}: {over} of {plural(found['total'], 'line')},"
-            f" {found['failed']} failed\n  input   {found['input']}\n  output  {found['output']}"
+            table(
+                [
+                    ("BATCH", "STATE", "DONE", "FAILED", "LINES", "OUTPUT"),
+                    *(
+                        (
+                            row["id"],
+                            row["state"],
+                            str(row["done"]),
+                            str(row["failed"]),
+                            str(row["total"]),
+                            row["output"],
+                        )
+                        for row in rows
+                    ),
+                ],
+                indent="",
+            )
         )
-
-    return guarded(act)
+    else:
+        view.say("info", "batch", "There are no batches yet.")
 
 
 @commands.command()
-def cancel(name: Name) -> int:
+@guarded
+def status(view: View, name: Name, json: o.Json = False) -> None:
+    """Show how far a batch is."""
+    from llamasup.features.batch.job import find_job, status_of
+
+    found = status_of(find_job(name))
+    if json:
+        write_json(found)
+        return
+    over = found["done"] + found["failed"]
+    state = found["state"] + (f", waiting ({found['waiting']})" if found["waiting"] else "")
+    write_result(
+        f"{found['id']} {state}: {over} of {plural(found['total'], 'line')},"
+        f" {found['failed']} failed\n  input   {found['input']}\n  output  {found['output']}"
+    )
+
+
+@commands.command()
+@guarded
+def cancel(view: View, name: Name) -> None:
     """End the run of a batch. Its answers so far stay, and `resume` continues it."""
+    from llamasup.features.batch import job as batch_job
 
-    def act(view: View) -> None:
-        from llamasup.features.batch import job as batch_job
-
-        job = batch_job.find_job(name)
-        was_running = batch_job.cancel(job)
-        view.say("info", "batch", f"{job.id}: {'ended' if was_running else 'it was not running'}.")
-
-    return guarded(act)
+    job = batch_job.find_job(name)
+    was_running = batch_job.cancel(job)
+    view.say("info", "batch", f"{job.id}: {'ended' if was_running else 'it was not running'}.")
 
 
 @commands.command()
-def resume(name: Name, json: o.Json = False) -> int:
+@guarded
+def resume(view: View, name: Name, json: o.Json = False) -> int:
     """Continue a batch with the options of its first run."""
+    from llamasup.features.batch.job import find_job
 
-    def act(view: View) -> int:
-        from llamasup.features.batch.job import find_job
-
-        return _run(view, lambda: find_job(name), json=json)
-
-    return guarded(act)
+    return _run(view, lambda: find_job(name), json=json)
 
 
 def _template_text(given: str | None) -> str | None:

@@ -9,8 +9,6 @@ import typer
 from llamasup.cli.command_group import COMPLETION_VARIABLE, command_set
 from llamasup.cli.options.parsers import one_of
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 _SHELLS = ("bash", "zsh", "fish")

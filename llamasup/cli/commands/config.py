@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from llamasup.core.config.issues import Issue
     from llamasup.core.config.starter import StarterFacts
 
-__all__ = ["check", "commands", "init", "schema"]
-
 commands = command_set("config", "Write and check the configuration file of serve.")
 
 _STANDARD_OUTPUT = Path("-")
@@ -55,25 +53,24 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file
 
 
 @commands.command()
-def init(output: Output = None, force: Force = False) -> int:
+@guarded
+def init(view: View, output: Output = None, force: Force = False) -> None:
     """Write a commented config for this machine."""
     from llamasup.core.config.sources import own_config
     from llamasup.core.config.starter import starter_text
 
-    def act(view: View) -> None:
-        text = starter_text(_starter_facts(os.environ))
-        if output == _STANDARD_OUTPUT:
-            write_result(text.rstrip("\n"))
-            return
-        path = _write(output or own_config(os.environ), text, force=force)
-        view.say("info", "config", f"Wrote {printable(str(path))}")
-        view.say("info", "config", f"  → Check it: llamasup config check {shlex.quote(str(path))}")
-
-    return guarded(act)
+    text = starter_text(_starter_facts(os.environ))
+    if output == _STANDARD_OUTPUT:
+        write_result(text.rstrip("\n"))
+        return
+    path = _write(output or own_config(os.environ), text, force=force)
+    view.say("info", "config", f"Wrote {printable(str(path))}")
+    view.say("info", "config", f"  → Check it: llamasup config check {shlex.quote(str(path))}")
 
 
 @commands.command()
-def check(file: ConfigFile = None, json: o.Json = False) -> int:
+@guarded
+def check(view: View, file: ConfigFile = None, json: o.Json = False) -> int:
     """Show every mistake and every missing file in a config.
 
     The command starts nothing.
@@ -83,45 +80,43 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
     from llamasup.core.config.sources import find_config
     from llamasup.service.config_check import environment_issues, model_issues
 
-    def act(view: View) -> int:
-        path = find_config(file, os.environ)
-        try:
-            reading, issues = read(path, os.environ)
-            unchecked, shared = "", tuple[tuple[str, ...], ...]()
-            is_readable = not issues
-            issues += environment_issues(reading, os.environ)
-            if is_readable:  # otherwise models would be checked with the defaults of invalid values
-                wrong, unchecked, shared = model_issues(reading, os.environ, issues)
-                issues += wrong
-            if issues:
-                raise ConfigIssues(str(path), issues)
-        except ConfigInvalid as error:
-            if not json:
-                raise
-            found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
-            write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
-            return error.exit_code
-        if json:
-            done = {"ok": True, "file": path_text(str(path)), "mistakes": []}
-            write_json({**done, "one_process": list(map(list, shared))})
-        else:
-            view.say("info", "config", f"{printable(str(path))} is valid: {_summary(reading.config)}.")
-            for names in shared:
-                text = f"One process serves {' and '.join(names)}, with the settings of all."
-                view.say("info", "config", text)
-            if unchecked:
-                view.say("info", "config", f"The models were not checked: {unchecked}")
-        return 0
-
-    return guarded(act)
+    path = find_config(file, os.environ)
+    try:
+        reading, issues = read(path, os.environ)
+        unchecked, shared = "", tuple[tuple[str, ...], ...]()
+        is_readable = not issues
+        issues += environment_issues(reading, os.environ)
+        if is_readable:  # otherwise models would be checked with the defaults of invalid values
+            wrong, unchecked, shared = model_issues(reading, os.environ, issues)
+            issues += wrong
+        if issues:
+            raise ConfigIssues(str(path), issues)
+    except ConfigInvalid as error:
+        if not json:
+            raise
+        found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
+        write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
+        return error.exit_code
+    if json:
+        done = {"ok": True, "file": path_text(str(path)), "mistakes": []}
+        write_json({**done, "one_process": list(map(list, shared))})
+    else:
+        view.say("info", "config", f"{printable(str(path))} is valid: {_summary(reading.config)}.")
+        for names in shared:
+            text = f"One process serves {' and '.join(names)}, with the settings of all."
+            view.say("info", "config", text)
+        if unchecked:
+            view.say("info", "config", f"The models were not checked: {unchecked}")
+    return 0
 
 
 @commands.command()
-def schema() -> int:
+@guarded
+def schema(_: View) -> None:
     """Print the JSON Schema of a config, for editors."""
     from llamasup.core.config.json_schema import json_schema
 
-    return guarded(lambda _: write_json(json_schema()))
+    write_json(json_schema())
 
 
 def _as_json(issue: Issue) -> Mapping[str, object]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from llamasup.cli.output.view import View
     from llamasup.features.connect.clients import Client, Connection, Settings
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 _MAX_BYTES = 1 << 20  # of a settings file; those of an editor have some kilobytes
@@ -65,7 +63,9 @@ ApiKeyFile = Annotated[
 
 
 @commands.command()
+@guarded
 def connect(
+    view: View,
     client: ClientName = None,
     *,
     model: Model = None,
@@ -75,45 +75,41 @@ def connect(
     pid: Pid = None,
     api_key_file: ApiKeyFile = None,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Show the settings of a client for a running llamasup.
 
     With --write, the command changes the settings file of the client, and keeps the file before.
     """
+    from llamasup.features.connect.clients import CLIENTS
 
-    def act(view: View) -> None:
-        from llamasup.features.connect.clients import CLIENTS
-
-        if client is None:
-            _list(CLIENTS, json=json)
-            return
-        chosen = _client(CLIENTS, client)
-        if chosen.file is None and (write or file is not None):
-            raise UsageInvalid(
-                f"{chosen.title} has no settings file that other programs may write.",
-                remedy=f"See what to enter: llamasup connect {client}",
-            )
-        connection = _connection(url, pid, model, _key(api_key_file))
-        settings = chosen.settings(connection)
-        path = None if chosen.file is None else file or _path_of(chosen)
-        backup = None
-        if write and path is not None:
-            backup = _write(view, path, chosen, settings, connection.key, show=not json)
-        if json:
-            write_json(
-                {
-                    "client": client,
-                    "file": None if path is None else str(path),
-                    "settings": settings.values,
-                    "environment": settings.environment,
-                    "steps": settings.steps,
-                    "backup": None if backup is None else str(backup),
-                }
-            )
-        else:
-            _show(chosen, settings, None if write else path)
-
-    return guarded(act)
+    if client is None:
+        _list(CLIENTS, json=json)
+        return
+    chosen = _client(CLIENTS, client)
+    if chosen.file is None and (write or file is not None):
+        raise UsageInvalid(
+            f"{chosen.title} has no settings file that other programs may write.",
+            remedy=f"See what to enter: llamasup connect {client}",
+        )
+    connection = _connection(url, pid, model, _key(api_key_file))
+    settings = chosen.settings(connection)
+    path = None if chosen.file is None else file or _path_of(chosen)
+    backup = None
+    if write and path is not None:
+        backup = _write(view, path, chosen, settings, connection.key, show=not json)
+    if json:
+        write_json(
+            {
+                "client": client,
+                "file": None if path is None else str(path),
+                "settings": settings.values,
+                "environment": settings.environment,
+                "steps": settings.steps,
+                "backup": None if backup is None else str(backup),
+            }
+        )
+    else:
+        _show(chosen, settings, None if write else path)
 
 
 def _list(clients: Mapping[str, Client], *, json: bool) -> None:

@@ -30,8 +30,6 @@ from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInval
 if TYPE_CHECKING:
     from llamasup.core.control.client import ControlClient
 
-__all__ = ["commands", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload", "why"]
-
 commands = command_set()
 
 _UNHEALTHY = frozenset({"failed", "backoff"})
@@ -69,15 +67,15 @@ Lines = Annotated[
 
 @commands.command()
 @takes_groups
-def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
+@guarded
+def ps(view: View, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
     """List the models of a running llamasup, or of all if several run.
 
     The table shows state, size, device, slots and restarts.
     """
-
     found = list[Mapping[str, Any]]()
 
-    def act(view: View, client: ControlClient, which: str) -> None:
+    def act(client: ControlClient, which: str) -> None:
         status = client.status()
         found.append(status)
         if json:
@@ -91,107 +89,91 @@ def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, js
             _say(view, f"{which}: no models yet" if which else "There are no models yet")
         _say_left_out(view, left_out, any_shown=bool(shown), which=which)
 
-    code = with_each_client(target, act)
-    return code if not (json and found) else code or guarded(lambda _: write_json(_together(found)))
+    code = with_each_client(view, target, act)
+    if json and found and not code:
+        write_json(_together(found))
+    return code
 
 
 @commands.command()
-@takes_groups
-def status(
-    ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False
-) -> int:
+@with_client
+def status(view: View, client: ControlClient, *, all_: AllModels = False, json: o.Json = False) -> int:
     """Show the state of a running llamasup and its models.
 
     The exit code is 1 if a model has failed or waits for a restart.
     """
-
-    def act(view: View, client: ControlClient) -> int:
-        status = client.status()
-        shown, left_out = models_to_show(status, all_=all_)
-        if json:
-            write_json(status)
-        else:
-            write_result(summary(status, shown, stdout_columns()))
-            _say_left_out(view, left_out, any_shown=bool(shown))
-        return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
-
-    return with_client(target, act)
+    status = client.status()
+    shown, left_out = models_to_show(status, all_=all_)
+    if json:
+        write_json(status)
+    else:
+        write_result(summary(status, shown, stdout_columns()))
+        _say_left_out(view, left_out, any_shown=bool(shown))
+    return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
 
 
 @commands.command()
-@takes_groups
-def why(ctx: typer.Context, model: Model = None, *, target: TargetOptions, json: o.Json = False) -> int:
+@with_client
+def why(view: View, client: ControlClient, model: Model = None, *, json: o.Json = False) -> None:
     """Say why a model is in its state, and what would have to change.
 
     The state may be that it is loaded, waits, was evicted, restarted or refused, or is smaller than asked.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        answer = client.why(_named(client, model))
-        if json:
-            write_json(answer)
-        else:
-            write_result(_why_text(answer))
-
-    return with_client(target, act)
+    answer = client.why(_named(client, model))
+    if json:
+        write_json(answer)
+    else:
+        write_result(_why_text(answer))
 
 
 @commands.command()
-@takes_groups
+@with_client
 def load(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     model: Model = None,
     *,
-    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Load a model, and wait until it is ready."""
-
-    def act(view: View, client: ControlClient) -> None:
-        name = _named(client, model)
-        with while_waiting(view, f"loading {name}"):
-            loaded = client.load(name, wait=not no_wait)
-        _say(view, f"{name} {'is ready' if loaded.get('state') == 'ready' else 'is being loaded'}")
-        if json:
-            write_json(loaded)
-
-    return with_client(target, act)
+    name = _named(client, model)
+    with while_waiting(view, f"loading {name}"):
+        loaded = client.load(name, wait=not no_wait)
+    _say(view, f"{name} {'is ready' if loaded.get('state') == 'ready' else 'is being loaded'}")
+    if json:
+        write_json(loaded)
 
 
 @commands.command()
-@takes_groups
+@with_client
 def unload(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     model: Model = None,
     *,
-    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Unload a model, and wait until its memory is free.
 
     Requests in flight may finish.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        name = _named(client, model)
-        with while_waiting(view, f"unloading {name}"):
-            unloaded = client.unload(name, wait=not no_wait)
-        _say(view, f"{name} {'is being unloaded' if no_wait else 'is unloaded'}")
-        if json:
-            write_json(unloaded)
-
-    return with_client(target, act)
+    name = _named(client, model)
+    with while_waiting(view, f"unloading {name}"):
+        unloaded = client.unload(name, wait=not no_wait)
+    _say(view, f"{name} {'is being unloaded' if no_wait else 'is unloaded'}")
+    if json:
+        write_json(unloaded)
 
 
 @commands.command()
-@takes_groups
+@with_client
 def restart(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     model: ModelToRestart = None,
     *,
-    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
 ) -> int:
@@ -199,109 +181,91 @@ def restart(
 
     Requests wait until the model is ready again.
     """
-
-    def act(view: View, client: ControlClient) -> int:
-        if model is not None:
-            names = [model]
-        else:
-            names = [model["id"] for model in client.status()["models"] if model["state"] not in AWAY]
-            if not names:
-                raise UsageInvalid("No model is loaded.", remedy="Load one with `llamasup load MODEL`.")
-        restarted, codes = [], []
-        for name in names:
-            try:
-                with while_waiting(view, f"restarting {name}"):
-                    restarted.append(client.restart(name, wait=not no_wait))
-            except LlamasupError as error:  # the other models are still restarted
-                codes.append(show_error(view, error))
-                continue
-            _say(view, f"{name} {'is being restarted' if no_wait else 'is ready again'}")
-        if json and (restarted or model is None):
-            write_json(restarted[0] if model is not None else {"models": restarted})
-        return codes[0] if codes else 0
-
-    return with_client(target, act)
+    if model is not None:
+        names = [model]
+    else:
+        names = [model["id"] for model in client.status()["models"] if model["state"] not in AWAY]
+        if not names:
+            raise UsageInvalid("No model is loaded.", remedy="Load one with `llamasup load MODEL`.")
+    restarted, codes = [], []
+    for name in names:
+        try:
+            with while_waiting(view, f"restarting {name}"):
+                restarted.append(client.restart(name, wait=not no_wait))
+        except LlamasupError as error:  # the other models are still restarted
+            codes.append(show_error(view, error))
+            continue
+        _say(view, f"{name} {'is being restarted' if no_wait else 'is ready again'}")
+    if json and (restarted or model is None):
+        write_json(restarted[0] if model is not None else {"models": restarted})
+    return codes[0] if codes else 0
 
 
 @commands.command()
-@takes_groups
-def reload(
-    ctx: typer.Context, *, target: TargetOptions, no_wait: NoWait = False, json: o.Json = False
-) -> int:
+@with_client
+def reload(view: View, client: ControlClient, *, no_wait: NoWait = False, json: o.Json = False) -> None:
     """Read the configuration again.
 
     Under run and wrap: restart the model.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        with while_waiting(view, "reloading"):
-            changes = client.reload(wait=not no_wait)
-        if json:
-            write_json(changes)
-        text = _changes_text(changes) or "No changes"
-        _say(view, "The configuration is being read again" if no_wait else text)
-        if later := changes.get("next_start"):
-            view.say("warning", "control", f"Restart llamasup to apply: {', '.join(later)}")
-
-    return with_client(target, act)
+    with while_waiting(view, "reloading"):
+        changes = client.reload(wait=not no_wait)
+    if json:
+        write_json(changes)
+    text = _changes_text(changes) or "No changes"
+    _say(view, "The configuration is being read again" if no_wait else text)
+    if later := changes.get("next_start"):
+        view.say("warning", "control", f"Restart llamasup to apply: {', '.join(later)}")
 
 
 @commands.command()
-@takes_groups
+@with_client
 def stop(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     *,
-    target: TargetOptions,
     now: Now = False,
     wait: WaitForExit = False,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Stop a running llamasup.
 
     Requests in flight may finish, unless --now is given.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        wait_for_exit = _exit_waiter(client) if wait else None
-        answer = client.shutdown(now=now)
-        in_flight = answer.get("in_flight")
-        waits = f": {plural(in_flight, 'request')} in flight may finish" if in_flight and not now else ""
-        _say(view, f"llamasup (process {answer.get('pid')}) is stopping{waits}")
-        if wait_for_exit is not None:
-            with while_waiting(view, "stopping"):
-                wait_for_exit()
-            _say(view, "llamasup has exited")
-        if json:
-            write_json({**answer, "ended": wait_for_exit is not None})
-
-    return with_client(target, act)
+    wait_for_exit = _exit_waiter(client) if wait else None
+    answer = client.shutdown(now=now)
+    in_flight = answer.get("in_flight")
+    waits = f": {plural(in_flight, 'request')} in flight may finish" if in_flight and not now else ""
+    _say(view, f"llamasup (process {answer.get('pid')}) is stopping{waits}")
+    if wait_for_exit is not None:
+        with while_waiting(view, "stopping"):
+            wait_for_exit()
+        _say(view, "llamasup has exited")
+    if json:
+        write_json({**answer, "ended": wait_for_exit is not None})
 
 
 @commands.command()
-@takes_groups
+@with_client
 def logs(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     model: Model = None,
     *,
-    target: TargetOptions,
     follow: Follow = False,
     lines: Lines = 200,
     own: OwnLines = False,
-) -> int:
+) -> None:
     """Show the log of a model's llama-server, or of llamasup."""
-
-    def act(view: View, client: ControlClient) -> None:
-        if own and model is not None:
-            raise UsageInvalid(
-                f"--own shows the lines of llamasup itself, not those of {model!r}.",
-                remedy="Leave one of them out.",
-            )
-        pieces = client.log(None if own else _named(client, model), lines=lines, follow=follow)
-        for piece in _printable(pieces) if sys.stdout.isatty() else pieces:
-            if not write_bytes(piece):
-                return  # the reader has closed the pipe
-
-    return with_client(target, act)
+    if own and model is not None:
+        raise UsageInvalid(
+            f"--own shows the lines of llamasup itself, not those of {model!r}.",
+            remedy="Leave one of them out.",
+        )
+    pieces = client.log(None if own else _named(client, model), lines=lines, follow=follow)
+    for piece in _printable(pieces) if sys.stdout.isatty() else pieces:
+        if not write_bytes(piece):
+            return  # the reader has closed the pipe
 
 
 def _together(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -24,8 +24,6 @@ from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 from llamasup.features.doctor.facts import Check, Facts
 from llamasup.features.doctor.report import as_json, run_checks
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 STDOUT = Path("-")
@@ -54,7 +52,9 @@ Certificate = Annotated[
 
 
 @commands.command()
+@guarded
 def doctor(
+    view: View,
     model: Model = None,
     runtime: o.RuntimeOption = None,
     port: Port = 8080,
@@ -69,30 +69,27 @@ def doctor(
     """
     from llamasup.features.doctor.collect import collect_facts
 
-    def act(view: View) -> int:
-        if report == STDOUT and json:
-            raise UsageInvalid(
-                "--json and --report - both write to standard output.",
-                remedy="Leave one of them out, or give --report a file.",
-            )
-        problem = _port_problem(port)
-        with while_waiting(view, "checking the runtimes and their devices"):  # a driver may take 20 s
-            facts = collect_facts(
-                model,
-                runtime=runtime,
-                port=port,
-                port_problem=problem,
-                environ=os.environ,
-                tls_cert=tls_cert,
-            )
-        checks = run_checks(facts)
-        if report is not None:
-            _write_report(view, report, facts, checks)
-        if report != STDOUT:
-            write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
-        return 0 if all(check.ok for check in checks) else 1
-
-    return guarded(act)
+    if report == STDOUT and json:
+        raise UsageInvalid(
+            "--json and --report - both write to standard output.",
+            remedy="Leave one of them out, or give --report a file.",
+        )
+    problem = _port_problem(port)
+    with while_waiting(view, "checking the runtimes and their devices"):  # a driver may take 20 s
+        facts = collect_facts(
+            model,
+            runtime=runtime,
+            port=port,
+            port_problem=problem,
+            environ=os.environ,
+            tls_cert=tls_cert,
+        )
+    checks = run_checks(facts)
+    if report is not None:
+        _write_report(view, report, facts, checks)
+    if report != STDOUT:
+        write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
+    return 0 if all(check.ok for check in checks) else 1
 
 
 def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check]) -> None:

@@ -22,8 +22,6 @@ from llamasup.cli.stop_signals import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["commands", "deploy", "down", "shown_text", "status"]
-
 commands = command_set(
     "fleet", "Deploy models on a Ray cluster.\n\nThe commands need `pip install 'llamasup[fleet]'`."
 )
@@ -52,50 +50,41 @@ TimeoutOfEnd = Annotated[
 
 
 @commands.command()
-def deploy(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) -> int:
+@guarded
+def deploy(view: View, config: File = None, timeout: Timeout = 600.0, json: o.Json = False) -> None:
     """Deploy the models of a config, or update them."""
+    from llamasup.fleet import deploy as fleet
 
-    def act(view: View) -> None:
-        from llamasup.fleet import deploy as fleet
-
-        with _waiting(view, "deploying the models") as pause:
-            shown = fleet.deploy(_config(config), timeout_s=timeout, pause=pause)
-        _show(shown, json=json)
-
-    return guarded(act)
+    with _waiting(view, "deploying the models") as pause:
+        shown = fleet.deploy(_config(config), timeout_s=timeout, pause=pause)
+    _show(shown, json=json)
 
 
 @commands.command()
-def status(config: File = None, json: o.Json = False) -> int:
+@guarded
+def status(view: View, config: File = None, json: o.Json = False) -> None:
     """Show the models of the fleet and their nodes."""
+    from llamasup.fleet import deploy as fleet
 
-    def act(view: View) -> None:
-        from llamasup.fleet import deploy as fleet
-
-        with _waiting(view, "asking Ray"):
-            shown = fleet.status(_config(config))
-        _show(shown, json=json)
-
-    return guarded(act)
+    with _waiting(view, "asking Ray"):
+        shown = fleet.status(_config(config))
+    _show(shown, json=json)
 
 
 @commands.command()
-def down(config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False) -> int:
+@guarded
+def down(view: View, config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False) -> None:
     """End all models of the fleet, after their running requests."""
+    from llamasup.fleet import deploy as fleet
 
-    def act(view: View) -> None:
-        from llamasup.fleet import deploy as fleet
-
-        with _waiting(view, "ending the models") as pause:
-            shown = fleet.down(_config(config), timeout_s=timeout, pause=pause)
-        if json:
-            write_json(shown)
-        elif shown["ended"]:
-            write_result(f"The fleet {_place(shown)} has ended.")
-        else:
-            write_result(_nothing(shown))
-
-    return guarded(act)
+    with _waiting(view, "ending the models") as pause:
+        shown = fleet.down(_config(config), timeout_s=timeout, pause=pause)
+    if json:
+        write_json(shown)
+    elif shown["ended"]:
+        write_result(f"The fleet {_place(shown)} has ended.")
+    else:
+        write_result(_nothing(shown))
 
 
 @contextmanager

@@ -37,8 +37,6 @@ from llamasup.features.doctor.inspection import (
 if TYPE_CHECKING:
     from llamasup.core.planning.projectors import Pairing
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 Models = Annotated[
@@ -57,28 +55,25 @@ class _Inspected(Struct, frozen=True):
 
 
 @commands.command()
-def inspect(models: Models, json: o.Json = False) -> int:
+@guarded
+def inspect(view: View, models: Models, json: o.Json = False) -> int:
     """Show facts about a model, and whether it fits in memory.
 
     For a folder, show every model in it. If a model is broken, the others are still shown. The exit code is
     that of the first error.
     """
-
-    def act(view: View) -> int:
-        machine = hardware()
-        inspected = [_inspect(name, allow_empty=json) for name in models]
-        errors = [item.found for item in inspected if isinstance(item.found, LlamasupError)]
-        if len(errors) < len(inspected) or (json and len(inspected) > 1):
-            text = _as_json(inspected, machine) if json else _as_text(inspected, machine, stdout_columns())
-            write_result(text)
-        if not json:
-            for item in inspected:
-                for note in item.found.notes if isinstance(item.found, ModelFolder) else ():
-                    view.say("warning", "left_out", f"llamasup: {note}")
-        codes = [show_error(view, error) for error in errors]
-        return codes[0] if codes else 0
-
-    return guarded(act)
+    machine = hardware()
+    inspected = [_inspect(name, allow_empty=json) for name in models]
+    errors = [item.found for item in inspected if isinstance(item.found, LlamasupError)]
+    if len(errors) < len(inspected) or (json and len(inspected) > 1):
+        text = _as_json(inspected, machine) if json else _as_text(inspected, machine, stdout_columns())
+        write_result(text)
+    if not json:
+        for item in inspected:
+            for note in item.found.notes if isinstance(item.found, ModelFolder) else ():
+                view.say("warning", "left_out", f"llamasup: {note}")
+    codes = [show_error(view, error) for error in errors]
+    return codes[0] if codes else 0
 
 
 def _inspect(name: str, *, allow_empty: bool) -> _Inspected:

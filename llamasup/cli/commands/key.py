@@ -37,8 +37,6 @@ from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import one_of_these
 from llamasup.errors import UsageInvalid
 
-__all__ = ["commands", "list_", "new", "revoke"]
-
 commands = command_set(
     "key", "Create, list and revoke API keys.\n\nA running llamasup notices a change within a second."
 )
@@ -110,7 +108,9 @@ Hashed = Annotated[
 
 
 @commands.command()
+@guarded
 def new(
+    view: View,
     name: Name,
     rights: Rights = "inference",
     rpm: RequestsPerMinute = None,
@@ -121,112 +121,102 @@ def new(
     hashed: Hashed = False,
     file: File = None,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Create a key, add it to the file, and print it."""
-
-    def act(view: View) -> None:
-        path = _path(file)
-        named = ApiKey(
-            checked_name(name),
-            b"",
-            b"",
-            limits=KeyLimits(rpm, concurrent, tpm),
-            priority=cast("Priority", priority),
-            models=() if models is None else checked_models(models),
+    path = _path(file)
+    named = ApiKey(
+        checked_name(name),
+        b"",
+        b"",
+        limits=KeyLimits(rpm, concurrent, tpm),
+        priority=cast("Priority", priority),
+        models=() if models is None else checked_models(models),
+    )
+    api_key = with_rights(named, rights)
+    if api_key.models and not api_key.infers:
+        raise UsageInvalid(
+            f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
+            remedy="Leave --models out, or add inference to --rights.",
         )
-        api_key = with_rights(named, rights)
-        if api_key.models and not api_key.infers:
+    if api_key.limits and not api_key.infers:
+        raise UsageInvalid(
+            f"--rights {rights} and a limit exclude each other: limits apply to requests to models.",
+            remedy="Leave the limit out, or add inference to --rights.",
+        )
+    key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+    def add(text: str | None) -> str:
+        lines = _lines(text, path)
+        if name in (line.key.name for line in lines):
+            revoking = f"llamasup key revoke {name}{_option(path)}"
             raise UsageInvalid(
-                f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
-                remedy="Leave --models out, or add inference to --rights.",
+                f"{str(path)!r} already has a key {name!r}.",
+                remedy=f"Choose another name, or revoke that key: {revoking}",
             )
-        if api_key.limits and not api_key.infers:
-            raise UsageInvalid(
-                f"--rights {rights} and a limit exclude each other: limits apply to requests to models.",
-                remedy="Leave the limit out, or add inference to --rights.",
-            )
-        key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+        before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
+        return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), api_key)}\n"
 
-        def add(text: str | None) -> str:
-            lines = _lines(text, path)
-            if name in (line.key.name for line in lines):
-                revoking = f"llamasup key revoke {name}{_option(path)}"
-                raise UsageInvalid(
-                    f"{str(path)!r} already has a key {name!r}.",
-                    remedy=f"Choose another name, or revoke that key: {revoking}",
-                )
-            before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
-            return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), api_key)}\n"
-
-        is_new = not path.exists()
-        change_key_file(path, add)
-        _say(view, f"Added the key {name!r} to {path}")
-        _say_restarts(view, path)
-        if is_new:
-            _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
-        if hashed:
-            _say(view, "  → Save the key now: the file contains only its hash.")
-        if json:
-            write_json({"key": key, "file": str(path), **_facts(api_key, hashed)})
-        else:
-            write_result(key)
-
-    return guarded(act)
+    is_new = not path.exists()
+    change_key_file(path, add)
+    _say(view, f"Added the key {name!r} to {path}")
+    _say_restarts(view, path)
+    if is_new:
+        _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
+    if hashed:
+        _say(view, "  → Save the key now: the file contains only its hash.")
+    if json:
+        write_json({"key": key, "file": str(path), **_facts(api_key, hashed)})
+    else:
+        write_result(key)
 
 
 @commands.command("list")
-def list_(file: File = None, json: o.Json = False) -> int:
+@guarded
+def list_(view: View, file: File = None, json: o.Json = False) -> None:
     """List the names, rights and limits of the keys."""
-
-    def act(view: View) -> None:
-        path = _path(file)
-        text = key_file_text(path)
-        lines = _lines(text, path)
-        if json:
-            keys = [{"line": line.number, **_facts(line.key, line.hashed)} for line in lines]
-            write_json({"file": str(path), "keys": keys})
-        elif lines:
-            write_result(table([_HEADINGS, *map(_row, lines)], indent=""))
-        if text is None:
-            _say(view, f"{path} does not exist.")
-        elif not lines:
-            _say(view, f"{path} contains no keys.")
-
-    return guarded(act)
+    path = _path(file)
+    text = key_file_text(path)
+    lines = _lines(text, path)
+    if json:
+        keys = [{"line": line.number, **_facts(line.key, line.hashed)} for line in lines]
+        write_json({"file": str(path), "keys": keys})
+    elif lines:
+        write_result(table([_HEADINGS, *map(_row, lines)], indent=""))
+    if text is None:
+        _say(view, f"{path} does not exist.")
+    elif not lines:
+        _say(view, f"{path} contains no keys.")
 
 
 @commands.command()
-def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
+@guarded
+def revoke(view: View, name: Name, file: File = None, json: o.Json = False) -> None:
     """Remove a key from the file.
 
     A running llamasup refuses the key within a second.
     """
+    path = _path(file)
+    was_last = False
 
-    def act(view: View) -> None:
-        path = _path(file)
-        was_last = False
+    def remove(text: str | None) -> str:
+        nonlocal was_last
+        lines = _lines(text, path)
+        found = next((line for line in lines if line.key.name == name), None)
+        if found is None or text is None:
+            raise _unknown(name, [line.key.name for line in lines], path)
+        was_last = len(lines) == 1
+        return without_line(text, found.number)
 
-        def remove(text: str | None) -> str:
-            nonlocal was_last
-            lines = _lines(text, path)
-            found = next((line for line in lines if line.key.name == name), None)
-            if found is None or text is None:
-                raise _unknown(name, [line.key.name for line in lines], path)
-            was_last = len(lines) == 1
-            return without_line(text, found.number)
-
-        change_key_file(path, remove)
-        _say(view, f"Removed the key {name!r} from {path}")
-        _say_restarts(view, path)
-        if was_last:
-            _say(
-                view,
-                "  → This was the last key: with this file, every request is refused and no service starts.",
-            )
-        if json:
-            write_json({"name": name, "file": str(path), "revoked": True})
-
-    return guarded(act)
+    change_key_file(path, remove)
+    _say(view, f"Removed the key {name!r} from {path}")
+    _say_restarts(view, path)
+    if was_last:
+        _say(
+            view,
+            "  → This was the last key: with this file, every request is refused and no service starts.",
+        )
+    if json:
+        write_json({"name": name, "file": str(path), "revoked": True})
 
 
 def _say_restarts(view: View, path: Path, units: Path = Path("/etc/systemd/system")) -> None:

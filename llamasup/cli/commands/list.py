@@ -28,8 +28,6 @@ from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.core.system.text import memory_text, path_text, printable
 from llamasup.errors import LlamasupError, ModelMissing
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 Folders = Annotated[
@@ -46,40 +44,37 @@ All = Annotated[bool, typer.Option("--all", help="Also list broken files, and fi
 
 
 @commands.command("list")
-def list_models(folders: Folders = None, all_: All = False, json: o.Json = False) -> int:
+@guarded
+def list_models(view: View, folders: Folders = None, all_: All = False, json: o.Json = False) -> int:
     """List the models on this machine by name.
 
     If a folder cannot be read, the models of the other folders are still listed.
     """
-
-    def act(view: View) -> int:
-        paths = tuple(map(expanded, folders)) if folders else default_folders()
-        errors = {path: error for path in paths if (error := _file_error(path)) is not None}
-        search = search_models([path for path in paths if path not in errors])
-        errors |= {Path(path): error for path, error in search.missing.items()}
-        registry = build((), search.found)
-        specs = [spec for spec in registry.specs.values() if all_ or not spec.unlisted]
-        others = [file for file in search.found if _is_other(file)] if all_ else []
-        if json:
-            write_json(_as_json(specs, others, registry, search, paths))
-        else:
-            if specs or others:
-                write_result(_as_text(specs, others, Attachments.among(search.found)))
-            elif len(errors) < len(paths) or not paths:
-                shown = ", ".join(printable(str(path)) for path in paths)
-                text = f"llamasup: no models in {shown or 'any of the default folders'}"
-                remedy = "Give a folder: llamasup list FOLDER; or download a model: llamasup pull org/repo"
-                view.say("info", "empty", error_text(text, remedy))
-            for problem in _unlisted_problems(registry):
-                if problem.quiet and not all_:
-                    continue
-                view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
-            for note in search.notes:
-                view.say("warning", "left_out", f"llamasup: {printable(note)}")
-        codes = [show_error(view, error) for error in errors.values()]
-        return codes[0] if codes else 0
-
-    return guarded(act)
+    paths = tuple(map(expanded, folders)) if folders else default_folders()
+    errors = {path: error for path in paths if (error := _file_error(path)) is not None}
+    search = search_models([path for path in paths if path not in errors])
+    errors |= {Path(path): error for path, error in search.missing.items()}
+    registry = build((), search.found)
+    specs = [spec for spec in registry.specs.values() if all_ or not spec.unlisted]
+    others = [file for file in search.found if _is_other(file)] if all_ else []
+    if json:
+        write_json(_as_json(specs, others, registry, search, paths))
+    else:
+        if specs or others:
+            write_result(_as_text(specs, others, Attachments.among(search.found)))
+        elif len(errors) < len(paths) or not paths:
+            shown = ", ".join(printable(str(path)) for path in paths)
+            text = f"llamasup: no models in {shown or 'any of the default folders'}"
+            remedy = "Give a folder: llamasup list FOLDER; or download a model: llamasup pull org/repo"
+            view.say("info", "empty", error_text(text, remedy))
+        for problem in _unlisted_problems(registry):
+            if problem.quiet and not all_:
+                continue
+            view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
+        for note in search.notes:
+            view.say("warning", "left_out", f"llamasup: {printable(note)}")
+    codes = [show_error(view, error) for error in errors.values()]
+    return codes[0] if codes else 0
 
 
 def _file_error(path: Path) -> LlamasupError | None:

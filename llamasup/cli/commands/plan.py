@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
@@ -26,21 +24,20 @@ if TYPE_CHECKING:
     from llamasup.core.planning.ladder import Admission
     from llamasup.core.planning.plan import LaunchPlan
 
-__all__ = ["commands"]
-
 
 commands = command_set()
 
 
 @commands.command(cls=WithExtra)
 @takes_groups
+@guarded
 def plan(
-    ctx: typer.Context,
+    view: View,
     model: o.Model,
     settings: o.ModelSettings,
     runtime: o.RuntimeOption = None,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Show the llama-server command line for a model, with reasons.
 
     The command starts nothing.
@@ -50,23 +47,20 @@ def plan(
     from llamasup.core.planning.facts import prepare
     from llamasup.core.system.process.run_folder import scratch_folder
 
-    def act(view: View) -> None:
-        with while_waiting(view, "reading the options of the runtime"):
-            launch = prepare(file_of(model), settings, runtime=runtime, environ=os.environ)
-        with scratch_folder() as folder:
-            planner = Planner(launch, Path(folder))
-            admission = planner.admission(1)
-        if json:
-            text = json_text(planner.as_json(admission), indent=2)
-        else:
-            text = _as_text(launch, admission, stdout_columns())
-            if (refused := planner.refused(admission)) is not None:
-                text += f"\n\nrun refuses this plan with exit code {refused.exit_code}:\n  → {refused.remedy}"
-            # A file name may contain control characters, which must not reach the terminal.
-            text = "\n".join(map(printable, text.split("\n")))
-        write_result(text)
-
-    return guarded(act)
+    with while_waiting(view, "reading the options of the runtime"):
+        launch = prepare(file_of(model), settings, runtime=runtime, environ=os.environ)
+    with scratch_folder() as folder:
+        planner = Planner(launch, Path(folder))
+        admission = planner.admission(1)
+    if json:
+        text = json_text(planner.as_json(admission), indent=2)
+    else:
+        text = _as_text(launch, admission, stdout_columns())
+        if (refused := planner.refused(admission)) is not None:
+            text += f"\n\nrun refuses this plan with exit code {refused.exit_code}:\n  → {refused.remedy}"
+        # A file name may contain control characters, which must not reach the terminal.
+        text = "\n".join(map(printable, text.split("\n")))
+    write_result(text)
 
 
 def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:

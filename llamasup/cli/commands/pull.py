@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from llamasup.core.hub.store import FetchedModel
     from llamasup.features.downloads.pull import DownloadOptions
 
-__all__ = ["commands", "download_options", "ensure_downloaded"]
-
 commands = command_set()
 
 REF_VARIABLE = "LLAMASUP_REF"
@@ -83,7 +81,9 @@ Parallel = Annotated[
 
 
 @commands.command()
+@guarded
 def pull(
+    view: View,
     refs: Refs,
     *,
     folder: o.ModelsFolder = None,
@@ -99,15 +99,11 @@ def pull(
 
     An interrupted download continues where it stopped. Complete files are not downloaded again.
     """
-
-    def act(view: View) -> int:
-        settings = download_options(folder, endpoint, token_file, allow_private, allow_http, parallel)
-        # A service passes a reference in the environment: ps shows arguments, and a URL may contain a secret.
-        names = (os.environ.get(REF_VARIABLE, "") if ref == "-" else ref for ref in refs)
-        codes = [_pull_one(name, quant, settings, view, json=json) for name in names]
-        return next(filter(None, codes), 0)
-
-    return guarded(act)
+    settings = download_options(folder, endpoint, token_file, allow_private, allow_http, parallel)
+    # A service passes a reference in the environment: ps shows arguments, and a URL may contain a secret.
+    names = (os.environ.get(REF_VARIABLE, "") if ref == "-" else ref for ref in refs)
+    codes = [_pull_one(name, quant, settings, view, json=json) for name in names]
+    return next(filter(None, codes), 0)
 
 
 def download_options(

@@ -23,8 +23,6 @@ from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import memory_text
 from llamasup.errors import UsageInvalid
 
-__all__ = ["commands", "rm"]
-
 commands = command_set()
 
 Models = Annotated[
@@ -39,36 +37,35 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")
 
 
 @commands.command()
-def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json: o.Json = False) -> int:
+@guarded
+def rm(
+    view: View, models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json: o.Json = False
+) -> int:
     """Delete models from the models folder.
 
     The command deletes every part of a model, its projector, and the files of unfinished downloads. If one
     model cannot be deleted, none is.
     """
-
-    def act(view: View) -> int:
-        top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
-        removals = to_remove(models, top, hub_endpoint(os.environ))
-        for removal in removals:
-            refuse_loaded(removal)
-        for removal in removals:
-            size = memory_text(removal.size_bytes)
-            view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
-        if not yes and not _is_confirmed(removals, view):
-            view.say("info", "rm", "Nothing was deleted.")
-            return 1
-        freed = sum(removal.size_bytes for removal in removals)
-        for removal in removals:
-            remove(removal, top)
-            view.say("info", "rm", f"Deleted {_names(removal, top)}.")
-        sweep_slots()  # deletes the saved slots of these models
-        if json:
-            paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
-            write_json({"removed": paths, "freed_bytes": freed})
-        view.say("info", "rm", f"Freed {memory_text(freed)}.")
-        return 0
-
-    return guarded(act)
+    top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
+    removals = to_remove(models, top, hub_endpoint(os.environ))
+    for removal in removals:
+        refuse_loaded(removal)
+    for removal in removals:
+        size = memory_text(removal.size_bytes)
+        view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
+    if not yes and not _is_confirmed(removals, view):
+        view.say("info", "rm", "Nothing was deleted.")
+        return 1
+    freed = sum(removal.size_bytes for removal in removals)
+    for removal in removals:
+        remove(removal, top)
+        view.say("info", "rm", f"Deleted {_names(removal, top)}.")
+    sweep_slots()  # deletes the saved slots of these models
+    if json:
+        paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
+        write_json({"removed": paths, "freed_bytes": freed})
+    view.say("info", "rm", f"Freed {memory_text(freed)}.")
+    return 0
 
 
 def _names(removal: Removal, folder: Path) -> str:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus
     from llamasup.service.rpc_worker import RpcWorker
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 Host = Annotated[

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus
     from llamasup.service.serve import ServeService
 
-__all__ = ["commands", "serve_models", "with_overrides"]
-
 commands = command_set()
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from llamasup.core.config import Config
     from llamasup.features.systemd.installation import Account
 
-__all__ = ["commands"]
-
 commands = command_set("service", "Run llamasup as a systemd service.")
 
 _USER_HELP = "Use the service manager of your user (systemctl --user), not the system's."
@@ -76,106 +74,97 @@ Service = Annotated[
 
 @commands.command("print", cls=WithExtra)
 @takes_groups
-def print_(ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False) -> int:
+@guarded
+def print_(
+    view: View, ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False
+) -> None:
     """Print the unit file that install would write.
 
     With MODEL, the options are those of run. Without MODEL, they are those of serve.
     """
-
-    def act(view: View) -> None:
-        unit = _UnitArguments(ctx, model, arguments).unit()
-        text = unit_text(unit)
-        path = str(Units(unit.of_user).path(unit.file_name))
-        if json:
-            write_json({"unit": unit.file_name, "path": path, "text": text})
-        else:
-            write_result(text.rstrip("\n"))
-
-    return guarded(act)
+    unit = _UnitArguments(ctx, model, arguments).unit()
+    text = unit_text(unit)
+    path = str(Units(unit.of_user).path(unit.file_name))
+    if json:
+        write_json({"unit": unit.file_name, "path": path, "text": text})
+    else:
+        write_result(text.rstrip("\n"))
 
 
 @commands.command(cls=WithExtra)
 @takes_groups
+@guarded
 def install(
+    view: View,
     ctx: typer.Context,
     model: Model = None,
     *,
     arguments: Arguments,
     json: o.Json = False,
     now: Now = False,
-) -> int:
+) -> None:
     """Write or update the unit file of a service.
 
     With MODEL, the options are those of run. Without MODEL, they are those of serve.
     """
-
-    def act(view: View) -> None:
-        units = Units(arguments["user"])
-        units.require_permission()
-        unit = _UnitArguments(ctx, model, arguments).unit()
-        path = units.path(unit.file_name)
-        was_there = units.own(unit.file_name) is not None
-        changed = units.write(unit.file_name, unit_text(unit))
-        _say(view, f"{'Changed' if was_there else 'Wrote'} {path}" if changed else f"{path} is up to date")
-        units.systemctl("daemon-reload")
-        if now:
-            units.systemctl("enable", unit.file_name)
-            # systemctl waits until the service is ready. A changed unit needs a restart.
-            units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
-            _say(view, f"{unit.file_name} is ready, and will start at every boot")
-        else:
-            prefix = "systemctl --user" if unit.of_user else "systemctl"
-            _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
-        if unit.of_user:
-            _say(view, "  → It stops when you log out. To keep it running: loginctl enable-linger")
-        if os.environ.get("LLAMASUP_API_KEY") and _has_no_key(unit):
-            _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
-        if json:
-            write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
-
-    return guarded(act)
+    units = Units(arguments["user"])
+    units.require_permission()
+    unit = _UnitArguments(ctx, model, arguments).unit()
+    path = units.path(unit.file_name)
+    was_there = units.own(unit.file_name) is not None
+    changed = units.write(unit.file_name, unit_text(unit))
+    _say(view, f"{'Changed' if was_there else 'Wrote'} {path}" if changed else f"{path} is up to date")
+    units.systemctl("daemon-reload")
+    if now:
+        units.systemctl("enable", unit.file_name)
+        # systemctl waits until the service is ready. A changed unit needs a restart.
+        units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
+        _say(view, f"{unit.file_name} is ready, and will start at every boot")
+    else:
+        prefix = "systemctl --user" if unit.of_user else "systemctl"
+        _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
+    if unit.of_user:
+        _say(view, "  → It stops when you log out. To keep it running: loginctl enable-linger")
+    if os.environ.get("LLAMASUP_API_KEY") and _has_no_key(unit):
+        _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
+    if json:
+        write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
 
 
 @commands.command()
-def uninstall(name: Service, user: User = False, json: o.Json = False) -> int:
+@guarded
+def uninstall(view: View, name: Service, user: User = False, json: o.Json = False) -> None:
     """Stop a service and remove its unit file."""
-
-    def act(view: View) -> None:
-        units, file_name = Units(user), _file_name(name)
-        units.require_permission()
-        path = units.path(file_name)
-        removed = units.own(file_name) is not None
-        if removed:
-            units.systemctl("disable", "--now", file_name, timeout_s=None)
-            units.remove(file_name)
-            units.systemctl("daemon-reload")
-            with suppress(ServiceManagerFailed):  # a failed unit stays listed without its file
-                units.systemctl("reset-failed", file_name)
-            _say(view, f"Stopped {file_name} and removed {path}. Its logs remain.")
-        else:
-            _say(view, f"{path} does not exist.")
-        if json:
-            write_json({"unit": file_name, "path": str(path), "removed": removed})
-
-    return guarded(act)
+    units, file_name = Units(user), _file_name(name)
+    units.require_permission()
+    path = units.path(file_name)
+    removed = units.own(file_name) is not None
+    if removed:
+        units.systemctl("disable", "--now", file_name, timeout_s=None)
+        units.remove(file_name)
+        units.systemctl("daemon-reload")
+        with suppress(ServiceManagerFailed):  # a failed unit stays listed without its file
+            units.systemctl("reset-failed", file_name)
+        _say(view, f"Stopped {file_name} and removed {path}. Its logs remain.")
+    else:
+        _say(view, f"{path} does not exist.")
+    if json:
+        write_json({"unit": file_name, "path": str(path), "removed": removed})
 
 
 @commands.command()
-def status(name: Service, user: User = False, json: o.Json = False) -> int:
+@guarded
+def status(view: View, name: Service, user: User = False, json: o.Json = False) -> None:
     """Show whether a service is installed, and its state."""
-
-    def act(view: View) -> None:
-        units, file_name = Units(user), _file_name(name)
-        path = units.path(file_name)
-        text = units.read(file_name)
-        state = _state(units, file_name)
-        shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
-        if json:
-            write_json(shown)
-        else:
-            write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
-
-    return guarded(act)
+    units, file_name = Units(user), _file_name(name)
+    path = units.path(file_name)
+    text = units.read(file_name)
+    state = _state(units, file_name)
+    shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
+    if json:
+        write_json(shown)
+    else:
+        write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
 
 
 def _has_no_key(unit: Unit) -> bool:

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import typer
 from msgspec.structs import replace
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.request_table import requests_table, sorted_requests
 from llamasup.cli.output.results import write_json, write_result
@@ -27,7 +25,7 @@ from llamasup.cli.output.top_screen import (
     rows_of,
     shown_lines,
 )
-from llamasup.cli.target import TargetOptions, models_to_show, with_client
+from llamasup.cli.target import models_to_show, with_client
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
     from llamasup.cli.output.view import View
     from llamasup.core.control.client import ControlClient
-
-__all__ = ["commands", "top"]
 
 commands = command_set()
 
@@ -47,24 +43,20 @@ _STYLES = {"heading": "bold", "chosen": "reverse", "dim": "dim", "warning": "yel
 
 
 @commands.command()
-@takes_groups
-def top(ctx: typer.Context, *, target: TargetOptions, json: o.Json = False) -> int:
+@with_client
+def top(view: View, client: ControlClient, *, json: o.Json = False) -> None:
     """Show the models and the requests of a running llamasup, live.
 
     Keys choose a request, sort, cancel, and open the log of a model. Without a terminal, the command prints
     the tables once.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        if json:
-            write_json(client.requests(ended=ENDED))
-        elif sys.stdin.isatty() and stdout_columns() is not None:
-            if not _Top(client).run():
-                view.say("info", "control", "llamasup has ended.")
-        else:
-            _print_once(client)
-
-    return with_client(target, act)
+    if json:
+        write_json(client.requests(ended=ENDED))
+    elif sys.stdin.isatty() and stdout_columns() is not None:
+        if not _Top(client).run():
+            view.say("info", "control", "llamasup has ended.")
+    else:
+        _print_once(client)
 
 
 def _print_once(client: ControlClient) -> None:

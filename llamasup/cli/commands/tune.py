@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from llamasup.features.tuning.session import Options
     from llamasup.features.tuning.workload import Lengths
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 _PURPOSES = ("latency", "throughput", "memory")
@@ -54,8 +52,9 @@ Forget = Annotated[bool, typer.Option("--forget", help="Delete the kept results 
 
 @commands.command(cls=WithExtra)
 @takes_groups
+@guarded
 def tune(
-    ctx: typer.Context,
+    view: View,
     model: o.Model,
     settings: o.ModelSettings,
     purpose: For = None,
@@ -76,35 +75,31 @@ def tune(
 
     from llamasup.core.models.by_name import file_of
 
-    def act(view: View) -> int:
-        nonlocal model
-        if show and forget:
-            raise UsageInvalid("--show and --forget exclude each other.", remedy="Leave one of them out.")
-        model = file_of(model)
-        if show or forget:
-            if forget:
-                _forget(view, model, as_json=json)
-            else:
-                _show(view, model, settings, runtime, as_json=json)
-            return 0
-        options = _options(settings.profile, purpose, minutes, runtime, allow_lossy, access_log)
-        with while_waiting(view, "reading the options of the runtime"):
-            launch = _prepared(model, settings, options)
-        found = _measure(view, launch, options, picture)
-        if isinstance(found, int):
-            return found
-        from llamasup.features.tuning.report import report_as_json, report_lines
-
-        if json:
-            profile = launch.settings.profile
-            write_json(
-                report_as_json(found, model=str(launch.model_path), purpose=options.purpose, profile=profile)
-            )
+    if show and forget:
+        raise UsageInvalid("--show and --forget exclude each other.", remedy="Leave one of them out.")
+    model = file_of(model)
+    if show or forget:
+        if forget:
+            _forget(view, model, as_json=json)
         else:
-            write_result("\n".join(report_lines(found)))
+            _show(view, model, settings, runtime, as_json=json)
         return 0
+    options = _options(settings.profile, purpose, minutes, runtime, allow_lossy, access_log)
+    with while_waiting(view, "reading the options of the runtime"):
+        launch = _prepared(model, settings, options)
+    found = _measure(view, launch, options, picture)
+    if isinstance(found, int):
+        return found
+    from llamasup.features.tuning.report import report_as_json, report_lines
 
-    return guarded(act)
+    if json:
+        profile = launch.settings.profile
+        write_json(
+            report_as_json(found, model=str(launch.model_path), purpose=options.purpose, profile=profile)
+        )
+    else:
+        write_result("\n".join(report_lines(found)))
+    return 0
 
 
 def _options(

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.results import write_result
-from llamasup.cli.target import TargetOptions, with_client
+from llamasup.cli.target import with_client
 from llamasup.errors import FolderUnusable, OutputFailed
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
     from llamasup.core.control.client import ControlClient
-
-__all__ = ["commands"]
 
 commands = command_set()
 
@@ -27,30 +24,26 @@ Print = Annotated[bool, typer.Option("--print", help="Print the address instead 
 
 
 @commands.command()
-@takes_groups
-def ui(ctx: typer.Context, *, target: TargetOptions, print_: Print = False) -> int:
+@with_client
+def ui(view: View, client: ControlClient, *, print_: Print = False) -> None:
     """Open the web console of a running llamasup.
 
     The browser opens a private file, which signs it in within 60 seconds. A browser from a snap or a flatpak
     may not read this file: open the address of --print in it.
     """
+    token = client.console_token()
+    # Of another machine, only the given URL is known to be reachable from here.
+    address = str(token["url"])
+    if client.address.socket is None:
+        address = f"{client.address.url.rstrip('/')}/llamasup/#token={token['token']}"
+    if print_:
+        write_result(address)
+        return
+    import webbrowser
 
-    def act(view: View, client: ControlClient) -> None:
-        token = client.console_token()
-        # Of another machine, only the given URL is known to be reachable from here.
-        address = str(token["url"])
-        if client.address.socket is None:
-            address = f"{client.address.url.rstrip('/')}/llamasup/#token={token['token']}"
-        if print_:
-            write_result(address)
-            return
-        import webbrowser
-
-        if not webbrowser.open(_file_for(address, client.address.socket).as_uri()):
-            raise OutputFailed("No browser could be opened.", remedy=_PRINT)
-        view.say("info", "control", "The console is open in your browser")
-
-    return with_client(target, act)
+    if not webbrowser.open(_file_for(address, client.address.socket).as_uri()):
+        raise OutputFailed("No browser could be opened.", remedy=_PRINT)
+    view.say("info", "control", "The console is open in your browser")
 
 
 def _file_for(address: str, socket: str | None) -> Path:

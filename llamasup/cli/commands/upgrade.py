@@ -10,18 +10,15 @@ import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import plural, while_waiting
-from llamasup.cli.target import TargetOptions, with_client
+from llamasup.cli.target import with_client
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import BuildRefused, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
     from llamasup.core.control.client import ControlClient
-
-__all__ = ["commands", "upgrade"]
 
 commands = command_set()
 
@@ -38,45 +35,41 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would ch
 
 
 @commands.command()
-@takes_groups
+@with_client
 def upgrade(
-    ctx: typer.Context,
+    view: View,
+    client: ControlClient,
     *,
-    target: TargetOptions,
     runtime: NewRuntime = None,
     dry_run: DryRun = False,
     json: o.Json = False,
-) -> int:
+) -> None:
     """Move to another build of llama.cpp once it is proven.
 
     The new build answers 100 requests beside the running one, and is compared with it. Then all models get
     it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
     """
-
-    def act(view: View, client: ControlClient) -> None:
-        if runtime is None:
-            if dry_run:
-                raise UsageInvalid("--dry-run needs a build.", remedy="Name it with --runtime PATH.")
-            _show(client.upgrade_status(), json=json)
-            return
-        with while_waiting(view, "reading the build" if dry_run else "testing the new build"):
-            answer = client.upgrade(_absolute(runtime), dry_run=dry_run)
+    if runtime is None:
         if dry_run:
-            _show(answer, json=json)
-            _refuse_problems(answer)
-            return
-        if json:
-            write_json(answer)
-        view.say("info", "control", f"All models run the build {_build(answer['runtime'])}")
-        is_proven = answer["proof"]["requests"] > 0
-        view.say("info", "control", f"{'Proven' if is_proven else 'Not proven'}: {answer['reason']}")
-        view.say(
-            "warning",
-            "control",
-            "To keep it after the next start, write it into the config, or point its link to it",
-        )
-
-    return with_client(target, act)
+            raise UsageInvalid("--dry-run needs a build.", remedy="Name it with --runtime PATH.")
+        _show(client.upgrade_status(), json=json)
+        return
+    with while_waiting(view, "reading the build" if dry_run else "testing the new build"):
+        answer = client.upgrade(_absolute(runtime), dry_run=dry_run)
+    if dry_run:
+        _show(answer, json=json)
+        _refuse_problems(answer)
+        return
+    if json:
+        write_json(answer)
+    view.say("info", "control", f"All models run the build {_build(answer['runtime'])}")
+    is_proven = answer["proof"]["requests"] > 0
+    view.say("info", "control", f"{'Proven' if is_proven else 'Not proven'}: {answer['reason']}")
+    view.say(
+        "warning",
+        "control",
+        "To keep it after the next start, write it into the config, or point its link to it",
+    )
 
 
 def _refuse_problems(report: Mapping[str, Any]) -> None:

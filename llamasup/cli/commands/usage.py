@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from llamasup.cli.output.view import View
 
-__all__ = ["commands", "usage"]
-
 commands = command_set()
 
 By = Annotated[
@@ -39,42 +37,39 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values."
 
 @commands.command()
 @takes_groups
+@guarded
 def usage(
-    ctx: typer.Context,
+    view: View,
     *,
     by: By = "model",
     since: Since = None,
     target: TargetOptions,
     json: o.Json = False,
     csv: Csv = False,
-) -> int:
+) -> None:
     """Show the requests and tokens of each model, key and day.
 
     Without --pid and --url, the command reads the file of your user, and needs no running llamasup.
     """
+    from llamasup.features.usage.report import csv_text, read_by
 
-    def act(view: View) -> None:
-        from llamasup.features.usage.report import csv_text, read_by
+    if json and csv:
+        raise UsageInvalid("--json and --csv exclude each other.", remedy="Leave one of them out.")
+    read_by(by)  # before a running llamasup is asked
+    is_chosen = any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE)
+    shown = _of_running(by, since, target) if is_chosen else _of_file(view, by, since)
+    if shown["problem"]:
+        view.say("warning", "usage", shown["problem"])
+    if json:
+        write_json(shown)
+    elif csv:
+        write_result(csv_text(shown).removesuffix("\r\n"))
+    elif shown["rows"]:
+        from llamasup.cli.output.usage_table import usage_table
 
-        if json and csv:
-            raise UsageInvalid("--json and --csv exclude each other.", remedy="Leave one of them out.")
-        read_by(by)  # before a running llamasup is asked
-        is_chosen = any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE)
-        shown = _of_running(by, since, target) if is_chosen else _of_file(view, by, since)
-        if shown["problem"]:
-            view.say("warning", "usage", shown["problem"])
-        if json:
-            write_json(shown)
-        elif csv:
-            write_result(csv_text(shown).removesuffix("\r\n"))
-        elif shown["rows"]:
-            from llamasup.cli.output.usage_table import usage_table
-
-            write_result(usage_table(shown, stdout_columns()))
-        else:
-            view.say("info", "usage", "There is no usage yet." if since is None else "There is no usage.")
-
-    return guarded(act)
+        write_result(usage_table(shown, stdout_columns()))
+    else:
+        view.say("info", "usage", "There is no usage yet." if since is None else "There is no usage.")
 
 
 def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[str, Any]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus
     from llamasup.service.run import Service
 
-__all__ = ["commands"]
-
 commands = command_set()
 
 Command = Annotated[

@@ -11,31 +11,15 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.cli.command_group import parameters_of, with_parameters
 from llamasup.cli.options.parsers import seconds, seconds_or_never, size, whole_number
 from llamasup.core.settings.units import Size
-
-__all__ = [
-    "Group",
-    "Option",
-    "duration",
-    "format_arguments",
-    "in_section",
-    "many",
-    "number",
-    "path",
-    "size_limit",
-    "switch",
-    "takes_groups",
-    "text",
-    "time_limit",
-    "value_option",
-]
 
 Convert = Callable[[typer.Context, Any], Any]
 
@@ -79,16 +63,16 @@ class Group(Struct, frozen=True):
 
 
 def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command(ctx, …)`` a parameter for each option of its groups."""
-    hints = get_type_hints(command, include_extras=True)
+    """Give ``command`` a parameter for each option of its groups. A parameter ``ctx`` gets the context."""
     groups: dict[str, Group] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        group = next((extra for extra in get_args(hints[name])[1:] if isinstance(extra, Group)), None)
-        if group is None:
-            parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
-        else:
-            groups[name] = group
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    own = parameters_of(command)
+    takes_context = any(parameter.name == "ctx" for parameter in own)
+    for parameter in own:
+        extras = get_args(parameter.annotation)[1:]
+        group = next((extra for extra in extras if isinstance(extra, Group)), None)
+        if group is not None:
+            groups[parameter.name] = group
             parameters += [
                 inspect.Parameter(
                     option.field,
@@ -98,6 +82,8 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
                 for option in group.options
             ]
+        elif parameter.name != "ctx":
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def grouped(ctx: typer.Context, **given: Any) -> Any:
@@ -107,11 +93,10 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
             )
             for name, group in groups.items()
         }
-        return command(ctx=ctx, **given, **values)
+        context = {"ctx": ctx} if takes_context else {}
+        return command(**context, **given, **values)
 
-    grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return grouped
+    return with_parameters(grouped, parameters)
 
 
 def format_arguments(

@@ -11,8 +11,6 @@ from llamasup.cli.output.view import View, duration_text
 from llamasup.core.system.text import json_text, memory_text, printable
 from llamasup.features.downloads.pull import Choosing
 
-__all__ = ["DownloadView", "ProgressBar", "ProgressEvents", "ProgressLines"]
-
 _LIVE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 10.0
 _NAME_COLUMNS = 24  # the bar takes the rest

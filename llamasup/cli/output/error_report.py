@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
+from llamasup.cli.command_group import parameters_of, with_parameters
 from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.cli.output.view import TextView, View
 from llamasup.errors import LlamasupError, TasksExhausted
+
+P = ParamSpec("P")
 
 
 def error_text(
@@ -60,16 +65,24 @@ def as_reported(view: View, error: Exception) -> LlamasupError:
     )
 
 
-def guarded(act: Callable[[View], int | None]) -> int:
-    """Call ``act`` with a view on standard error; show its error. Returns the exit code (None means 0)."""
-    stderr = OutputWriter(sys.stderr)
-    view = TextView(stderr)
-    try:
-        return act(view) or 0
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
+def guarded(command: Callable[Concatenate[View, P], int | None]) -> Callable[P, int]:
+    """Give ``command(view, …)`` a view on standard error, and show its error.
+
+    The result returns the exit code; None of ``command`` means 0.
+    """
+
+    @functools.wraps(command)
+    def shown(*arguments: P.args, **options: P.kwargs) -> int:
+        stderr = OutputWriter(sys.stderr)
+        view = TextView(stderr)
+        try:
+            return command(view, *arguments, **options) or 0
+        except Exception as error:
+            return show_error(view, error)
+        finally:
+            stderr.close()
+
+    return with_parameters(shown, parameters_of(command, given=1))
 
 
 def _where(error: Exception) -> str:

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.serve import ServeService
 
-__all__ = ["ConsoleReporter"]
-
 _ACTIVITIES = {
     State.STARTING: "starting {program} for {model}",
     State.LOADING: "loading {model}",

@@ -14,8 +14,6 @@ from typing import IO
 from llamasup.core.system.batch_writer import BatchWriter
 from llamasup.core.system.native import native
 
-__all__ = ["OutputWriter"]
-
 # A line of a request is about 100 bytes: this is 0.4 MB, twice as many as one core serves while they linger.
 MAX_LINES = 4_000
 # Lines that must not be lost (events, errors). A crash loop makes some twenty; the bound is for a reader that

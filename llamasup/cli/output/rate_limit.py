@@ -15,17 +15,6 @@ from msgspec import Struct
 from llamasup.cli.output.view import Level, View
 from llamasup.core.observability.counters import GAVE_WAY, RequestRecord
 
-__all__ = [
-    "BURST",
-    "PERIOD_S",
-    "RateWindow",
-    "RequestLineLimit",
-    "ViewHandler",
-    "count_message",
-    "end_period",
-    "is_routine",
-]
-
 Kind = TypeVar("Kind")
 
 # Lines of each kind that are shown at once, so that a few refusals of different clients are all visible.

@@ -10,8 +10,6 @@ from llamasup.cli.output.view import duration_text
 from llamasup.core.queueing.wait_estimate import progress_text
 from llamasup.core.system.text import printable
 
-__all__ = ["SORTS", "ended_table", "requests_table", "sorted_requests"]
-
 Request = Mapping[str, Any]
 
 SORTS = ("age", "tokens", "speed", "model", "client")

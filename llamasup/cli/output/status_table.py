@@ -15,8 +15,6 @@ from llamasup.core.pool.state import AWAY
 from llamasup.core.queueing.wait_estimate import progress_text
 from llamasup.core.system.text import memory_text, printable
 
-__all__ = ["models_table", "summary"]
-
 Model = Mapping[str, Any]
 
 _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")

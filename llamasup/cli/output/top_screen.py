@@ -15,8 +15,6 @@ from llamasup.cli.output.status_table import models_table
 from llamasup.cli.output.view import duration_text, plural
 from llamasup.core.system.text import printable
 
-__all__ = ["Cancel", "Line", "Quit", "Row", "Screen", "log_lines", "press", "rows_of", "shown_lines"]
-
 HELP: Final = "↑ ↓ choose   s sort   c cancel the request   l log of the model   q quit"
 LOG_HELP: Final = "Esc or q back"
 

@@ -8,8 +8,6 @@ from typing import Any
 from llamasup.cli.output.layout import fitted_table
 from llamasup.core.system.text import printable
 
-__all__ = ["usage_table"]
-
 Row = Mapping[str, Any]
 
 # Left out on a narrow terminal, in this order.

@@ -18,18 +18,6 @@ from llamasup.cli.output.layout import cut_to
 from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.core.system.text import json_text, printable
 
-__all__ = [
-    "JsonView",
-    "LaterLine",
-    "Level",
-    "TextView",
-    "View",
-    "duration_text",
-    "plural",
-    "shortened",
-    "while_waiting",
-]
-
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
