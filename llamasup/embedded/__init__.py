@@ -5,5 +5,3 @@ llamasup starts, monitors and stops it exactly like a llama-server, and imports 
 """
 
 from __future__ import annotations
-
-__all__: list[str] = []

@@ -12,10 +12,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamasup.embedded.arguments import ArgumentError, apply, parse
-from llamasup.embedded.option import Question
-from llamasup.embedded.table import Section, help_text, options_of, supported
+from llamasup.embedded.option import Option, Question
+from llamasup.embedded.options_common import COMMON, SAMPLING
+from llamasup.embedded.options_server import SERVER, SPECULATIVE
 from llamasup.errors import without_errno
 
+Section = tuple[str, tuple[Option, ...]]
+
+_TABLE: tuple[Section, ...] = (
+    ("common params", COMMON),
+    ("sampling params", SAMPLING),
+    ("speculative params", SPECULATIVE),
+    ("example-specific params", SERVER),
+)
 _DEFAULT_PORT = 8080
 _AUTO_SLOTS = -1
 _MIB = 1024 * 1024
@@ -76,6 +85,24 @@ def _answer(question: Question, table: tuple[Section, ...], module: Any) -> None
     else:
         sys.stdout.write(device_list(module))
     sys.stdout.flush()
+
+
+def supported(params: object) -> tuple[Section, ...]:
+    """The table without the options that this ``CommonParams`` does not support."""
+    return tuple(
+        (title, tuple(option for option in options if option.is_possible(params)))
+        for title, options in _TABLE
+    )
+
+
+def options_of(table: tuple[Section, ...]) -> tuple[Option, ...]:
+    return tuple(option for _, options in table for option in options)
+
+
+def help_text(table: tuple[Section, ...]) -> str:
+    return "\n\n".join(
+        f"----- {title} -----\n\n" + "".join(option.help() for option in options) for title, options in table
+    )
 
 
 def device_list(module: Any) -> str:

@@ -8,8 +8,7 @@ import pytest
 
 from llamasup.embedded.arguments import ArgumentError, Request, apply, parse
 from llamasup.embedded.option import Option
-from llamasup.embedded.rules import parallel
-from llamasup.embedded.setters import add_items, option_integer, switch, text
+from llamasup.embedded.setters import add_items, option_integer, parallel, switch, text
 
 OPTIONS = (
     Option("-h --help --usage", "", "", None, "print usage and exit", asks="help"),

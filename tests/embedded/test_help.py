@@ -10,7 +10,7 @@ import pytest
 from llamasup.core.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
 from llamasup.core.system.hardware.devices import parse_devices
 from llamasup.embedded.option import Option
-from llamasup.embedded.table import help_text, supported
+from llamasup.embedded.program import help_text, supported
 from tests.kit.paths import FIXTURES
 from tests.real.embedded.child import COMMAND
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamasup.embedded.arguments import ArgumentError, apply, parse
-from llamasup.embedded.table import options_of, supported
+from llamasup.embedded.program import options_of, supported
 
 
 def given(params: Any, *words: str) -> Any:
