@@ -28,7 +28,7 @@ from llamasup.core.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMa
 from llamasup.core.pool.replicas.conversation import Conversation  # noqa: E402
 from llamasup.fleet.directory_table import DirectoryTable  # noqa: E402
 from llamasup.fleet.messages import ListedModel, NodeReport, Poll  # noqa: E402
-from llamasup.fleet.scaling import replicas_for  # noqa: E402
+from llamasup.fleet.replicas import replicas_for  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 
 DOC = ROOT / "docs" / "fleet.md"

@@ -191,7 +191,7 @@ class Serving:
         require_folders(given.folders, of="models_dir")
         options = serve_options(given, config_file=given.file, **self._options)
         if options.initial_config is not None and options.initial_config.is_front:
-            from llamasup.fleet.front import as_front
+            from llamasup.fleet.membership import as_front
 
             options = as_front(options, given.environ, has_own_models=bool(given.models or given.folders))
         keys = (*options.api_keys, *environment_keys(given.environ))

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ray.serve import Application
 
-__all__ = ["app"]
-
 
 def app(arguments: Mapping[str, Any]) -> Application:
     """Build the Serve application: ``serve run llamasup.fleet:app config=/path/to/config.yaml``.

@@ -14,8 +14,6 @@ from msgspec import Struct
 from llamasup.errors import FleetUnusable
 from llamasup.fleet.secret import derived
 
-__all__ = ["NodeCertificate", "authority", "node_certificate"]
-
 _NAME = "llamasup fleet"
 _FROM = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)  # a new secret makes a new authority

@@ -28,7 +28,7 @@ from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key
 from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_config import node_config
 from llamasup.fleet.node_process import STOP_S, NodeSpec
-from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
+from llamasup.fleet.replicas import PlannedNeeds, actor_options, are_given, given_for
 from llamasup.fleet.secret import fleet_id
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.fleet.serve_view import (
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from llamasup.core.models.spec import ModelSpec
     from llamasup.fleet.application import FleetModelSpec
-
-__all__ = ["TIMEOUT_S", "Cluster", "built", "deploy", "down", "status"]
 
 TIMEOUT_S: Final = 600.0
 _NOWHERE = Path("/nonexistent")

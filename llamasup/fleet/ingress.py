@@ -35,8 +35,6 @@ from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import ListedModel
 from llamasup.fleet.node_requests import AnswerBegin
 
-__all__ = ["Forward", "Ingress", "IngressSettings", "ReplicaAnswer"]
-
 _log = logging.getLogger("ray.serve")
 
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")

@@ -1,4 +1,6 @@
-"""Polls the directory for the nodes of a fleet, as the ``Membership`` of a front. Needs no Ray.
+"""Makes a front of ``serve``: the models of its config are those of the fleet, and it loads none itself.
+
+``FleetMembership`` polls the directory for the nodes. Needs no Ray.
 
 While the directory does not answer, the front keeps the nodes that it knows: requests do not pass through the
 directory, so its end is no reason to refuse them. The ingress of Ray Serve is one more front.
@@ -9,24 +11,65 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.core.http.httpx_import import httpx
+from llamasup.core.settings.sections import RuntimeChoice
+from llamasup.errors import UsageInvalid
 from llamasup.features.peers.membership import ExpectedModel, Peer
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
+from llamasup.fleet.secret_file import fleet_secret
+
+if TYPE_CHECKING:
+    from llamasup.core.config import Config
+    from llamasup.service.serve import ServeOptions
 
 _RETRY_S: Final = 1.0
 _MAX_BYTES: Final = 32 << 20
 _REPEAT_S: Final = 1.0  # a changed number of waiting requests is reported as often
 
 _log = logging.getLogger(__name__)
+
+
+def as_front(
+    options: ServeOptions, environ: Mapping[str, str], *, has_own_models: bool = False
+) -> ServeOptions:
+    """Return ``options`` for a front of the fleet in its config. ``has_own_models``: the caller adds models
+    to the config. Raises UsageInvalid for these, and ConfigInvalid without the secret of the fleet.
+    """
+    initial, read, adjust = options.initial_config, options.config, options.adjust
+    assert initial is not None
+    assert initial.fleet is not None
+    assert initial.fleet.directory is not None
+    if has_own_models:
+        raise UsageInvalid(
+            "A front of a fleet serves only the models of the fleet.",
+            remedy="Name no other models or folders, or remove fleet.directory from the config.",
+        )
+    secret = fleet_secret(initial.fleet, environ)
+    return replace(
+        options,
+        config=lambda: read().without_models(),
+        initial_config=initial.without_models(),
+        configured_runtime=RuntimeChoice(),
+        adjust=None if adjust is None else lambda config: adjust(config).without_models(),
+        membership=partial(FleetMembership, initial.fleet.directory, secret, _models_of(initial)),
+    )
+
+
+def _models_of(config: Config) -> tuple[ExpectedModel, ...]:
+    message = "The directory of the fleet has not answered yet"
+    return tuple(
+        ExpectedModel(rule.name, rule.aliases, message) for rule in config.rules if not rule.is_pattern
+    )
 
 
 class Known(Struct, frozen=True):

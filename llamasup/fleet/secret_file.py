@@ -12,8 +12,6 @@ from llamasup.core.settings.sections import Fleet
 from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.errors import ConfigInvalid
 
-__all__ = ["VARIABLE", "fleet_secret"]
-
 VARIABLE = "LLAMASUP_FLEET_SECRET"
 _SECRET = re.compile(r"[!-~]{32,1024}")
 

@@ -18,8 +18,17 @@ from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.features.peers.membership import ExpectedModel, Peer
 from llamasup.fleet.membership import Known, merged
 from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
-from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
-from llamasup.fleet.scaling import ABSENT_S, LOAD, MAKES_ROOM, ScaleByLoad, replicas_for
+from llamasup.fleet.replicas import (
+    ABSENT_S,
+    LOAD,
+    MAKES_ROOM,
+    PlannedNeeds,
+    ScaleByLoad,
+    actor_options,
+    are_given,
+    given_for,
+    replicas_for,
+)
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
 

@@ -14,7 +14,7 @@ from llamasup.api.inputs import ConfigInputs
 from llamasup.core.config import Config, load
 from llamasup.core.llama_server.inspect import Runtime, find_runtime
 from llamasup.errors import ConfigInvalid, RuntimeMissing
-from llamasup.fleet.front import as_front
+from llamasup.fleet.membership import as_front
 from llamasup.service import config_source, model_check
 from llamasup.service.serve import ConfigSource, serve_options
 from tests.kit.fake_server import install

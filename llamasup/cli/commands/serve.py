@@ -106,7 +106,7 @@ def serve_models(
             **given,
         )
         if options.initial_config is not None and options.initial_config.is_front:
-            from llamasup.fleet.front import as_front
+            from llamasup.fleet.membership import as_front
 
             options = as_front(options, os.environ, has_own_models=bool(folders))
         return partial(ServeService, options)

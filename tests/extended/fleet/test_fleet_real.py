@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.fleet.scaling import ABSENT_S
+from llamasup.fleet.replicas import ABSENT_S
 from tests.extended.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup, load_of
 from tests.kit.fake_server import install
 from tests.kit.patience import PATIENCE_S

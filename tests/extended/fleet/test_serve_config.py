@@ -179,7 +179,7 @@ def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_serve
 
 async def directory_of(*models: str, **handles: Any) -> Any:
     """It looks at Serve only when the test calls ``_note_problems``."""
-    from llamasup.fleet.application import Directory
+    from llamasup.fleet.deployments import Directory
 
     directory: Any = Directory.__new__(Directory)
     await directory.__init__(msgspec.json.encode(list(map(ListedModel, models))), SECRET, handles, b"{}")
@@ -229,12 +229,12 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
 async def test_ingress_without_keys_does_not_start_where_other_machines_reach_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from llamasup.fleet import application
+    from llamasup.fleet import deployments
     from llamasup.fleet.ingress import IngressSettings
 
     http = SimpleNamespace(host="0.0.0.0", port=8000)
-    monkeypatch.setattr(application, "_get_global_client", lambda: SimpleNamespace(http_config=http))
-    ingress: Any = application.IngressDeployment.__new__(application.IngressDeployment)
+    monkeypatch.setattr(deployments, "_get_global_client", lambda: SimpleNamespace(http_config=http))
+    ingress: Any = deployments.IngressDeployment.__new__(deployments.IngressDeployment)
     settings, models = msgspec.json.encode(IngressSettings()), msgspec.json.encode([ListedModel("tiny")])
     with pytest.raises(UnsafeBind, match=r"0\.0\.0\.0:8000"):
         await ingress.__init__(settings, models, SECRET, PlayedHandle(), {})
@@ -245,7 +245,7 @@ async def test_ingress_without_keys_does_not_start_where_other_machines_reach_se
 
 @async_test
 async def test_end_of_a_call_ends_its_request_at_the_llamasup_at_once() -> None:
-    from llamasup.fleet.application import Node
+    from llamasup.fleet.deployments import Node
 
     ended = False
 
@@ -284,7 +284,7 @@ class PlayedHandle:
 
 def played_clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The clock of the directory, which a test sets by ``now_s``."""
-    from llamasup.fleet import application as module
+    from llamasup.fleet import deployments as module
 
     clock: Any = SimpleNamespace(now_s=100.0, time_ns=time.time_ns)
     clock.monotonic = lambda: clock.now_s
