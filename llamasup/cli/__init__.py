@@ -10,7 +10,7 @@ import time
 def main() -> None:
     """The ``llamasup`` command."""
     began_s = time.monotonic()
-    from llamasup.cli.garbage import do_not_collect
+    from llamasup.cli.gc_pause import do_not_collect
     from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted, ensure_standard_streams
 
     do_not_collect()

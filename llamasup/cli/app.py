@@ -15,7 +15,7 @@ from typer._click.exceptions import NoSuchOption, UsageError
 
 from llamasup._version import __version__
 from llamasup.cli.command_group import COMPLETION_VARIABLE, CommandGroup, LazyCommand, LazyGroup
-from llamasup.cli.garbage import collect_again
+from llamasup.cli.gc_pause import collect_again
 
 
 def _command(name: str, summary: str, *, module: str | None = None) -> LazyCommand:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from llamasup.cli.garbage import START_S, collect_again
+from llamasup.cli.gc_pause import START_S, collect_again
 from llamasup.cli.output.error_report import as_reported, show_error
 from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.cli.output.nonblocking_writer import OutputWriter

@@ -96,7 +96,7 @@ COSTLY = {"asyncio", "fcntl", "pathlib", "resource", "select", "shutil", "socket
 def test_handlers_of_signals_are_set_before_other_modules_are_imported() -> None:
     done = subprocess.run([sys.executable, "-c", BEFORE_HANDLERS], capture_output=True, text=True, check=True)
     imported = set(done.stdout.splitlines()[:-1])  # the last line is the version
-    first = {"llamasup", "llamasup._version", "llamasup.cli", "llamasup.cli.garbage"}
+    first = {"llamasup", "llamasup._version", "llamasup.cli", "llamasup.cli.gc_pause"}
     assert {name for name in imported if name.startswith("llamasup")} <= {*first, "llamasup.cli.stop_signals"}
     assert "llamasup.cli.stop_signals" in imported
     assert COSTLY & imported == set()

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.output.request_table import SORTS, ended_table, requests_table, sorted_requests
 from llamasup.cli.output.top_screen import (
+    SORTS,
     Cancel,
     Quit,
     Row,
     Screen,
+    ended_table,
     log_lines,
     press,
+    requests_table,
     rows_of,
     shown_lines,
+    sorted_requests,
 )
 from llamasup.core.system.text import display_width
 

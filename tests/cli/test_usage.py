@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llamasup.cli.commands import usage as command
-from llamasup.cli.output.usage_table import usage_table
+from llamasup.cli.commands.usage import usage_table
 from llamasup.core.control.client import ControlAddress
 from llamasup.features.usage.ledger import Group, Sums
 from llamasup.features.usage.store import save, usage_file

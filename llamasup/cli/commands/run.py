@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.garbage import collect_again
+from llamasup.cli.gc_pause import collect_again
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra

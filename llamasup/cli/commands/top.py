@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.layout import stdout_columns
-from llamasup.cli.output.request_table import requests_table, sorted_requests
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.status_table import models_table
 from llamasup.cli.output.top_screen import (
@@ -22,8 +21,10 @@ from llamasup.cli.output.top_screen import (
     Screen,
     log_lines,
     press,
+    requests_table,
     rows_of,
     shown_lines,
+    sorted_requests,
 )
 from llamasup.cli.target import models_to_show, with_client
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,13 @@ from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.error_report import guarded
-from llamasup.cli.output.layout import stdout_columns
+from llamasup.cli.output.layout import fitted_table, stdout_columns
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.target import URL_VARIABLE, TargetOptions, find_target
+from llamasup.core.system.text import printable
 from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from llamasup.cli.output.view import View
@@ -65,8 +66,6 @@ def usage(
     elif csv:
         write_result(csv_text(shown).removesuffix("\r\n"))
     elif shown["rows"]:
-        from llamasup.cli.output.usage_table import usage_table
-
         write_result(usage_table(shown, stdout_columns()))
     else:
         view.say("info", "usage", "There is no usage yet." if since is None else "There is no usage.")
@@ -109,3 +108,47 @@ def _save_running(view: View, path: Path) -> None:
                     "usage",
                     f"{name} has another file: `llamasup usage --pid {running.pid}` shows its usage.",
                 )
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+Row = Mapping[str, Any]
+
+# Left out on a narrow terminal, in this order.
+_OPTIONAL = ("ENERGY", "SLOT TIME", "CACHED", "ERRORS")
+
+
+def usage_table(usage: Mapping[str, Any], columns: int | None = None) -> str:
+    """One row for each group. The energy has a column if it was measured."""
+    by, rows = usage["by"], usage["rows"]
+    has_energy = any(row.get("energy_j") is not None for row in rows)
+    headings = (*map(str.upper, by), "REQUESTS", "ERRORS", "PROMPT", "CACHED", "COMPLETION", "SLOT TIME")
+    shown = [_row(row, by) for row in rows]
+    if has_energy:
+        headings = (*headings, "ENERGY")
+        shown = [(*cells, _energy(row)) for cells, row in zip(shown, rows, strict=True)]
+    return fitted_table([headings, *shown], [name for name in _OPTIONAL if name in headings], columns)
+
+
+def _row(row: Row, by: Sequence[str]) -> tuple[str, ...]:
+    about = f" +{row['tokens_estimated']:,} est." if row["tokens_estimated"] else ""
+    return (
+        *(printable(str(row.get(name) or "-")) for name in by),
+        f"{row['requests']:,}",
+        f"{row['errors']:,}",
+        f"{row['tokens_prompt']:,}",
+        f"{row['tokens_cached']:,}",
+        f"{row['tokens_completion']:,}{about}",
+        _time(row["slot_s"]),
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
+
+
+def _energy(row: Row) -> str:
+    joules = row.get("energy_j")
+    if joules is None:
+        return "-"
+    return f"{joules:,.0f} J" if joules < 36_000 else f"{joules / 3.6e6:,.2f} kWh"

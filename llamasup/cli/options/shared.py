@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from llamasup.cli.options.from_settings import options_of_a_plan, setting_option
 from llamasup.cli.options.groups import (
     Group,
     duration,
@@ -22,7 +21,7 @@ from llamasup.cli.options.groups import (
     text,
     time_limit,
 )
-from llamasup.cli.options.model import SETTINGS
+from llamasup.cli.options.model import SETTINGS, options_of_a_plan, setting_option
 from llamasup.cli.options.parsers import checked, of_kind, one_of
 from llamasup.core.http.address import allowed_host, allowed_media_host, allowed_origin
 from llamasup.core.settings.address_kinds import ProxyAddress

@@ -1,4 +1,4 @@
-"""Turns Python's collector of reference cycles off during a start.
+"""Pauses Python's collector of reference cycles during a start.
 
 A start makes objects that stay. The collector finds nothing among them, and takes 14 of 226 ms (measured).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 
 START_S = 2.0
-"""From the start of the event loop on, for a server."""
+"""The pause of a server, from the start of its event loop on."""
 
 
 def do_not_collect() -> None:
@@ -16,6 +16,6 @@ def do_not_collect() -> None:
 
 
 def collect_again() -> None:
-    """The objects of the start are not looked at again, which makes the pauses of a server shorter."""
+    """Let the collector skip the objects of the start: this makes the pauses of a server shorter."""
     gc.freeze()
     gc.enable()
