@@ -15,8 +15,6 @@ from weakref import WeakSet
 from llamasup.api.interruptible import poll_interval_s
 from llamasup.core.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 
-__all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
-
 MAX_WAITING = 1000  # a load has about six events
 
 Event = Mapping[str, Any]

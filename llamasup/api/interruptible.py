@@ -11,8 +11,6 @@ import threading
 from concurrent.futures import Future
 from typing import TypeVar
 
-__all__ = ["await_event", "poll_interval_s", "result_of"]
-
 T = TypeVar("T")
 
 _POLL_INTERVAL_S = 0.2

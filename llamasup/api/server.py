@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 from weakref import WeakSet
@@ -19,8 +20,6 @@ from llamasup.api.interruptible import await_event, result_of
 from llamasup.core.http.httpx_import import httpx
 from llamasup.core.system.process.platform import loop_factory
 from llamasup.errors import NotRunning, UsageInvalid
-
-__all__ = ["LoopThread", "Server"]
 
 T = TypeVar("T")
 
@@ -55,19 +54,11 @@ class Server:
 
     def status(self) -> Mapping[str, Any]:
         """Return the ``status`` object of docs/design.md."""
-
-        async def ask() -> Mapping[str, Any]:
-            return self._server.status()
-
-        return self._thread.do(ask())
+        return self._thread.call(self._server.status)
 
     def why(self, model: str | None = None) -> Mapping[str, Any]:
         """Say why the model is in its state, as ``AsyncServer.why`` does."""
-
-        async def ask() -> Mapping[str, Any]:
-            return self._server.why(model)
-
-        return self._thread.do(ask())
+        return self._thread.call(partial(self._server.why, model))
 
     def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """Return the ``usage`` object, as ``AsyncServer.usage`` does."""
@@ -79,11 +70,7 @@ class Server:
 
     def cancel(self, request_id: str) -> Mapping[str, Any]:
         """Cancel the requests with this id, as ``AsyncServer.cancel`` does."""
-
-        async def ask() -> Mapping[str, Any]:
-            return self._server.cancel(request_id)
-
-        return self._thread.do(ask())
+        return self._thread.call(partial(self._server.cancel, request_id))
 
     def events(self) -> Events:
         """Return the events from now on, as ``AsyncServer.events`` does."""
@@ -172,6 +159,14 @@ class LoopThread:
             raise ended() from None
         finally:
             future.cancel()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call ``function`` in the loop, and wait for its result."""
+
+        async def called() -> T:
+            return function()
+
+        return self.do(called())
 
     def end(self, *, now: bool, quiet: bool) -> None:
         """Stop the server, or its start. Raises the error of the server, once; not if ``quiet``."""
