@@ -18,7 +18,7 @@ from llamasup.errors import ServerFailed, UsageInvalid
 from llamasup.features.batch.job import Job
 
 STOP_WAIT_S: Final = 90.0
-"""For the end of the llamasup that was started: longer than it waits for its last requests."""
+"""The time limit for the exit of the started llamasup: longer than it waits for its last requests."""
 _MAX_EVENT_BYTES: Final = 1 << 20
 
 
@@ -27,7 +27,7 @@ async def server_of(job: Job) -> AsyncIterator[tuple[str, str | None]]:
     """Yield the URL of the llamasup that serves ``job``, and the key for it."""
     if job.model is not None:
         async with _started(job.model, job.arguments) as url:
-            yield url, client_key(None, os.environ)  # it takes the key from there, too
+            yield url, client_key(None, os.environ)  # the new llamasup takes its key from the environment
         return
     api_key = client_key(None if job.api_key_file is None else Path(job.api_key_file), os.environ)
     if job.url is not None:
@@ -83,7 +83,7 @@ async def _started(model: str, arguments: tuple[str, ...]) -> AsyncIterator[str]
             pass
         finally:
             if process.returncode is None:
-                process.kill()  # its guardian ends llama-server
+                process.kill()  # its guardian kills llama-server
                 await process.wait()
 
 

@@ -153,6 +153,24 @@ def command_set(name: str | None = None, help: str | None = None) -> typer.Typer
     )
 
 
+Read = Callable[[Any], Any]
+
+
+def option(flags: str, metavar: str, help: str, *, read: Read | None = None, **more: Any) -> Any:
+    """Declare an option with a value. ``flags`` are its spellings; ``read`` converts the value."""
+    return typer.Option(*flags.split(), metavar=metavar, help=help, parser=read, **more)
+
+
+def flag(flags: str, help: str, **more: Any) -> Any:
+    """Declare an option without a value. ``flags`` are its spellings."""
+    return typer.Option(*flags.split(), help=help, **more)
+
+
+def argument(metavar: str, help: str, *, read: Read | None = None) -> Any:
+    """Declare an argument. Its help does not show its default."""
+    return typer.Argument(metavar=metavar, help=help, parser=read, show_default=False)
+
+
 class CommandGroup(_ReadsParameters, TyperGroup):
     """A group whose help shows the whole first line of each command's help."""
 

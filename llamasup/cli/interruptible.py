@@ -1,4 +1,4 @@
-"""Runs work that a signal ends in order."""
+"""Runs work that a signal interrupts: the work cleans up first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Stops llamasup when the program that started it ends.
+"""Stops llamasup when the program that started it exits.
 
-That program has ended when standard input closes (``--sidecar``; it can also close it on purpose), or when a
-process exits (``--parent-pid``). A thread waits for each: an event loop cannot wait for standard input on
-Windows, and the parent may also end before llamasup has an event loop.
+With ``--sidecar``, the closing of standard input is the sign; the program can close it on purpose. With
+``--parent-pid``, it is the exit of that process. A thread waits for each sign: an event loop cannot wait for
+standard input on Windows, and the parent may exit before llamasup has an event loop.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _CONSOLE_CLOSES_S = 4.5
 
 
 class Interrupted(BaseException):
-    """A signal to stop came before there was anything to stop. No Exception: no handler swallows it."""
+    """A signal to stop came before anything could be stopped. No Exception: no handler swallows it."""
 
     def __init__(self, signal_number: int, reason: str = "") -> None:
         super().__init__(signal_number)
@@ -29,10 +29,10 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end; on Windows Ctrl-C, Ctrl-Break and
-    the close of the console.
+    """Handles SIGINT, SIGTERM and SIGHUP as long as the process runs. On Windows, these are Ctrl-C,
+    Ctrl-Break and the close of the console.
 
-    Plain handlers: those of an event loop work only while it runs, and not on Windows.
+    The handlers are plain ones: an event loop's handlers work only while it runs, and not on Windows.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class StopSignals:
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
-        from llamasup.core.system.native import native  # only now: a signal may come during this import, too
+        from llamasup.core.system.native import native  # only now: a signal may come during this import
 
         native.on_console_close(self._console_closed)
 

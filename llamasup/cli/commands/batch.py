@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.parsers import whole_number
-from llamasup.cli.output.error_report import guarded, show_error
+from llamasup.cli.output.error_report import error_event, guarded, show_error
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, duration_text, plural
@@ -32,63 +30,45 @@ commands = command_set(
     "A batch uses the models only while no other client does.",
 )
 
-Input = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="The requests, one JSON object per line.")]
-OutputFile = Annotated[
-    Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The file for the answers.")
-]
+Input = Annotated[Path, argument("IN.jsonl", "The requests, one JSON object per line.")]
+OutputFile = Annotated[Path, option("--output -o", "OUT.jsonl", "The file for the answers.")]
 ModelToRun = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--model",
-        metavar="MODEL",
-        help="Start llamasup with this model for the run. Options of `llamasup run` may follow --.",
+        "MODEL",
+        "Start llamasup with this model for the run. Options of `llamasup run` may follow --.",
     ),
 ]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[-- OPTIONS]", help="Options of `llamasup run`, with --model.", show_default=False
-    ),
-]
+Arguments = Annotated[list[str] | None, argument("[-- OPTIONS]", "Options of `llamasup run`, with --model.")]
 Template = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--template",
-        metavar="FILE",
-        help="The lines are prompts: strings, or objects with fields. FILE has the JSON body of the "
+        "FILE",
+        "The lines are prompts: strings, or objects with fields. FILE has the JSON body of the "
         "requests, in which $prompt or $FIELD stand for them; `default` sends the prompt alone.",
     ),
 ]
-Endpoint = Annotated[
-    str,
-    typer.Option("--endpoint", metavar="PATH", help="Where the requests of --template go."),
-]
-Pid = Annotated[
-    int | None,
-    typer.Option("--pid", metavar="PID", help="Process ID of the llamasup to use, if several run."),
-]
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help="URL of the llamasup to use. Env: $LLAMASUP_URL."),
-]
+Endpoint = Annotated[str, option("--endpoint", "PATH", "Where the requests of --template go.")]
+Pid = Annotated[int | None, option("--pid", "PID", "Process ID of the llamasup to use, if several run.")]
+Url = Annotated[str | None, option("--url", "URL", "URL of the llamasup to use. Env: $LLAMASUP_URL.")]
 KeyFile = Annotated[
-    Path | None,
-    typer.Option("--api-key-file", metavar="PATH", help="File with the API key. Env: $LLAMASUP_API_KEY."),
+    Path | None, option("--api-key-file", "PATH", "File with the API key. Env: $LLAMASUP_API_KEY.")
 ]
 OnlyBetween = Annotated[
-    str | None,
-    typer.Option("--only-between", metavar="HH:MM-HH:MM", help="Start requests only in these hours."),
+    str | None, option("--only-between", "HH:MM-HH:MM", "Start requests only in these hours.")
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--concurrency",
-        metavar="N",
-        parser=partial(whole_number, minimum=1, maximum=1024),
-        help="Requests in flight. Default: as many as the models can use.",
+        "N",
+        "Requests in flight. Default: as many as the models can use.",
+        read=partial(whole_number, minimum=1, maximum=1024),
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="BATCH", help="The id of the batch, or its output file.")]
+Name = Annotated[str, argument("BATCH", "The id of the batch, or its output file.")]
 
 
 @commands.command()
@@ -255,14 +235,7 @@ def _run(view: View, named: Callable[[], Job], *, json: bool) -> int:
                     counts = prepared.counts()
     except LlamasupError as error:
         if isinstance(shown, BatchEvents):
-            shown.event(
-                "error",
-                cause=error.cause,
-                message=error.message,
-                remedy=error.remedy,
-                details=list(error.details),
-                exit_code=error.exit_code,
-            )
+            shown.event("error", **error_event(error))
         return show_error(view, error)
     if isinstance(shown, BatchEvents):
         fields = {} if progress is None else progress_fields(*progress)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from llamasup.cli.command_group import COMPLETION_VARIABLE, command_set
+from llamasup.cli.command_group import COMPLETION_VARIABLE, argument, command_set
 from llamasup.cli.options.parsers import one_of
 
 commands = command_set()
@@ -17,12 +17,7 @@ _PROGRAM = "llamasup"
 
 @commands.command()
 def completion(
-    shell: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join(_SHELLS), help="The shell.", parser=one_of(*_SHELLS), show_default=False
-        ),
-    ],
+    shell: Annotated[str, argument("|".join(_SHELLS), "The shell.", read=one_of(*_SHELLS))],
 ) -> int:
     """Print the script that completes commands and options in a shell.
 

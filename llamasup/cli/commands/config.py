@@ -9,9 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
@@ -35,21 +33,19 @@ _COMMON_FOLDERS = ("~/models", "~/Models", "~/.lmstudio/models", "/srv/models", 
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="FILE",
-        help="Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
-        show_default=False,
+    argument(
+        "FILE", "Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml."
     ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--output",
-        metavar="PATH",
-        help="The file to write; - for standard output. Default: ~/.config/llamasup/config.yaml.",
+        "PATH",
+        "The file to write; - for standard output. Default: ~/.config/llamasup/config.yaml.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Force = Annotated[bool, flag("--force", "Overwrite an existing file.")]
 
 
 @commands.command()

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
@@ -23,42 +21,26 @@ if TYPE_CHECKING:
 
 commands = command_set()
 
-_MAX_BYTES = 1 << 20  # of a settings file; those of an editor have some kilobytes
+_MAX_BYTES = 1 << 20  # of a settings file; an editor's has some kilobytes
 _MAX_KEY_BYTES = 4096
 _MAX_LISTED = 10
 _BY_HAND = "Add the settings by hand; the command shows them without --write."
 
 ClientName = Annotated[
-    str | None,
-    typer.Argument(metavar="CLIENT", help="The client. Without it, the command lists the clients."),
+    str | None, argument("CLIENT", "The client. Without it, the command lists the clients.")
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="The model. Default: the only one.")
-]
-Write = Annotated[
-    bool, typer.Option("--write", help="Write the settings file, after showing the difference.")
-]
-File = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="PATH", help="The settings file. Default: that of the client."),
-]
+Model = Annotated[str | None, option("--model", "NAME", "The model. Default: the only one.")]
+Write = Annotated[bool, flag("--write", "Write the settings file, after showing the difference.")]
+File = Annotated[Path | None, option("--file", "PATH", "The settings file. Default: that of the client.")]
 Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", metavar="URL", help="The address for the client. Default: that of the running one."
-    ),
+    str | None, option("--url", "URL", "The address for the client. Default: that of the running one.")
 ]
 Pid = Annotated[
-    int | None,
-    typer.Option("--pid", metavar="PID", help="Process ID of the llamasup to connect to, if several run."),
+    int | None, option("--pid", "PID", "Process ID of the llamasup to connect to, if several run.")
 ]
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="PATH",
-        help="File with only the key that the client sends. Env: $LLAMASUP_API_KEY.",
-    ),
+    option("--api-key-file", "PATH", "File with only the key that the client sends. Env: $LLAMASUP_API_KEY."),
 ]
 
 
@@ -210,7 +192,7 @@ def _path_of(client: Client) -> Path:
 def _write(
     view: View, path: Path, client: Client, settings: Settings, key: str, *, show: bool
 ) -> Path | None:
-    """Change the file; returns the file before, if there was one and it changes."""
+    """Change the file; returns its backup, if the file existed and changes."""
     from llamasup.core.system.native import native
     from llamasup.core.system.storage.folders import atomic_write, read_bounded
     from llamasup.features.connect.merge import CannotMerge, difference, has_key, merged

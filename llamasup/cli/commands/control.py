@@ -11,9 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import whole_number
@@ -37,30 +35,21 @@ _UNHEALTHY = frozenset({"failed", "backoff"})
 _MAX_LINES = 10_000
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="Name of the model. Default: the only model.", show_default=False),
-]
-ModelToRestart = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL", help="Name of the model. Default: all loaded models.", show_default=False
-    ),
-]
-AllModels = Annotated[bool, typer.Option("--all", "-a", help="Also show models that are not loaded.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
-Now = Annotated[bool, typer.Option("--now", help="Abort the requests in flight.")]
-WaitForExit = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")]
-OwnLines = Annotated[bool, typer.Option("--own", help="What llamasup has said itself, not a llama-server.")]
+Model = Annotated[str | None, argument("MODEL", "Name of the model. Default: the only model.")]
+ModelToRestart = Annotated[str | None, argument("MODEL", "Name of the model. Default: all loaded models.")]
+AllModels = Annotated[bool, flag("--all -a", "Also show models that are not loaded.")]
+NoWait = Annotated[bool, flag("--no-wait", "Return immediately.")]
+Now = Annotated[bool, flag("--now", "Abort the requests in flight.")]
+WaitForExit = Annotated[bool, flag("--wait", "Wait until llamasup has exited.")]
+Follow = Annotated[bool, flag("--follow -f", "Print new lines as they are written.")]
+OwnLines = Annotated[bool, flag("--own", "What llamasup has said itself, not a llama-server.")]
 Lines = Annotated[
     int,
-    typer.Option(
-        "--lines",
-        "-n",
-        metavar="N",
-        parser=partial(whole_number, minimum=0, maximum=_MAX_LINES),
-        help=f"Number of lines, at most {_MAX_LINES}.",
+    option(
+        "--lines -n",
+        "N",
+        f"Number of lines, at most {_MAX_LINES}.",
+        read=partial(whole_number, minimum=0, maximum=_MAX_LINES),
     ),
 ]
 

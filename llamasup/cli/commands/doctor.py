@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded
@@ -28,26 +26,18 @@ commands = command_set()
 
 STDOUT = Path("-")
 
-Model = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="Also check whether this model can be served.", show_default=False),
-]
-Port = Annotated[
-    int, typer.Option("--port", parser=whole_number, metavar="N", help="Check whether this port is free.")
-]
+Model = Annotated[str | None, argument("MODEL", "Also check whether this model can be served.")]
+Port = Annotated[int, option("--port", "N", "Check whether this port is free.", read=whole_number)]
 Report = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--report",
-        metavar="FILE",
-        help="Also write a file for a bug report, without prompts and keys ('-': to standard output).",
+        "FILE",
+        "Also write a file for a bug report, without prompts and keys ('-': to standard output).",
     ),
 ]
 Certificate = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", metavar="PATH", help="Also check the dates of the certificate in this PEM file."
-    ),
+    Path | None, option("--tls-cert", "PATH", "Also check the dates of the certificate in this PEM file.")
 ]
 
 

@@ -9,9 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
@@ -26,25 +24,15 @@ commands = command_set(
     "fleet", "Deploy models on a Ray cluster.\n\nThe commands need `pip install 'llamasup[fleet]'`."
 )
 
-File = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="The config. Default: as for `llamasup serve`.",
-        show_default=False,
-    ),
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait. Ray goes on after it.")
-]
+File = Annotated[Path | None, argument("[CONFIG]", "The config. Default: as for `llamasup serve`.")]
+Timeout = Annotated[float, option("--timeout", "SECONDS", "How long to wait. Ray goes on after it.", min=0)]
 TimeoutOfEnd = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--timeout",
-        metavar="SECONDS",
+        "SECONDS",
+        "How long to wait. Ray goes on after it. Default: a little longer than `fleet.drain_timeout`.",
         min=0,
-        help="How long to wait. Ray goes on after it. Default: a little longer than `fleet.drain_timeout`.",
-        show_default=False,
     ),
 ]
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from msgspec import Struct
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
@@ -39,12 +38,7 @@ if TYPE_CHECKING:
 
 commands = command_set()
 
-Models = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL|FOLDER...", help="GGUF files, folders with GGUF files, or 'demo'.", show_default=False
-    ),
-]
+Models = Annotated[list[str], argument("MODEL|FOLDER...", "GGUF files, folders with GGUF files, or 'demo'.")]
 
 
 class _Inspected(Struct, frozen=True):

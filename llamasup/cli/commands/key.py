@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.parsers import one_of, whole_number
 from llamasup.cli.output.error_report import guarded
@@ -49,61 +47,47 @@ _HEADER = "# API keys of llamasup, one per line. docs/api-keys.md describes the 
 
 
 _at_least_one = partial(whole_number, minimum=1)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
-File = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="PATH", help="The key file. Default: ~/.config/llamasup/keys."),
-]
+Name = Annotated[str, argument("NAME", "Name of the key.")]
+File = Annotated[Path | None, option("--file", "PATH", "The key file. Default: ~/.config/llamasup/keys.")]
 Rights = Annotated[
     str,
-    typer.Option(
+    option(
         "--rights",
-        parser=one_of(
+        "inference|control|node,…",
+        "Whether the key may use the models, the control API, or both; inference,node: for another "
+        "llamasup that names this one as a node.",
+        read=one_of(
             *("inference", "control", "inference,control", "control,inference"),
             *("inference,node", "inference,control,node"),
         ),
-        metavar="inference|control|node,…",
-        help="Whether the key may use the models, the control API, or both; inference,node: for another "
-        "llamasup that names this one as a node.",
     ),
 ]
 RequestsPerMinute = Annotated[
-    int | None,
-    typer.Option("--rpm", parser=_at_least_one, metavar="N", help="Limit of requests per minute."),
+    int | None, option("--rpm", "N", "Limit of requests per minute.", read=_at_least_one)
 ]
 Concurrent = Annotated[
-    int | None,
-    typer.Option("--concurrent", parser=_at_least_one, metavar="N", help="Limit of concurrent requests."),
+    int | None, option("--concurrent", "N", "Limit of concurrent requests.", read=_at_least_one)
 ]
 TokensPerMinute = Annotated[
-    int | None,
-    typer.Option(
-        "--tpm",
-        parser=_at_least_one,
-        metavar="N",
-        help="Limit of tokens per minute, without cached tokens.",
-    ),
+    int | None, option("--tpm", "N", "Limit of tokens per minute, without cached tokens.", read=_at_least_one)
 ]
 PriorityOption = Annotated[
     str,
-    typer.Option(
+    option(
         "--priority",
-        parser=one_of("normal", "high"),
-        metavar="normal|high",
-        help="The highest priority that requests with this key may have.",
+        "normal|high",
+        "The highest priority that requests with this key may have.",
+        read=one_of("normal", "high"),
     ),
 ]
 ModelNames = Annotated[
     str | None,
-    typer.Option(
-        "--models",
-        metavar="NAME,…",
-        help="The only models that the key may use. Names may contain the wildcards * and ?.",
+    option(
+        "--models", "NAME,…", "The only models that the key may use. Names may contain the wildcards * and ?."
     ),
 ]
 Hashed = Annotated[
-    bool,
-    typer.Option("--hashed", help="Store only a hash of the key: the key is printed now and never again."),
+    bool, flag("--hashed", "Store only a hash of the key: the key is printed now and never again.")
 ]
 
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import error_text, guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
@@ -32,15 +30,14 @@ commands = command_set()
 
 Folders = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="FOLDER...",
-        help="Folders with models. Default: llamasup's own and the caches of Hugging Face and llama.cpp.",
-        show_default=False,
+    argument(
+        "FOLDER...",
+        "Folders with models. Default: llamasup's own and the caches of Hugging Face and llama.cpp.",
     ),
 ]
 
 
-All = Annotated[bool, typer.Option("--all", help="Also list broken files, and files that are no models.")]
+All = Annotated[bool, flag("--all", "Also list broken files, and files that are no models.")]
 
 
 @commands.command("list")

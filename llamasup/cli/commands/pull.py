@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from msgspec.structs import replace
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.parsers import whole_number
-from llamasup.cli.output.error_report import guarded, show_error
+from llamasup.cli.output.error_report import error_event, guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.cli.stop_signals import Interrupted
@@ -42,40 +41,29 @@ _MAX_PARALLEL = 16  # more connections from one address are too many for a hub's
 
 Refs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="REF...",
-        help="org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file.",
-        show_default=False,
-    ),
+    argument("REF...", "org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file."),
 ]
 Quant = Annotated[
     str | None,
-    typer.Option(
-        "--quant",
-        metavar="QUANT",
-        help="The quantization, as in org/repo:QUANT. Default: Q4_K_M, or the nearest one.",
+    option(
+        "--quant", "QUANT", "The quantization, as in org/repo:QUANT. Default: Q4_K_M, or the nearest one."
     ),
 ]
-Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="Another hub or a mirror. Env: $HF_ENDPOINT.")
-]
+Endpoint = Annotated[str | None, option("--endpoint", "URL", "Another hub or a mirror. Env: $HF_ENDPOINT.")]
 TokenFile = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="PATH", help="File with the hub's token. Env: $HF_TOKEN."),
+    Path | None, option("--token-file", "PATH", "File with the hub's token. Env: $HF_TOKEN.")
 ]
-AllowPrivate = Annotated[
-    bool, typer.Option("--allow-private", help="Also download from private network addresses.")
-]
+AllowPrivate = Annotated[bool, flag("--allow-private", "Also download from private network addresses.")]
 AllowHttp = Annotated[
-    bool, typer.Option("--allow-http", help="Also download over plain http, which others can tamper with.")
+    bool, flag("--allow-http", "Also download over plain http, which others can tamper with.")
 ]
 Parallel = Annotated[
     int,
-    typer.Option(
+    option(
         "--parallel",
-        parser=partial(whole_number, minimum=1, maximum=_MAX_PARALLEL),
-        metavar="N",
-        help="Number of parallel requests for one file.",
+        "N",
+        "Number of parallel requests for one file.",
+        read=partial(whole_number, minimum=1, maximum=_MAX_PARALLEL),
     ),
 ]
 
@@ -139,14 +127,7 @@ def _pull_one(name: str, quant: str | None, settings: DownloadOptions, view: Vie
             model = _downloaded(ref, settings, progress)
     except LlamasupError as error:
         if events is not None:
-            events.event(
-                "error",
-                cause=error.cause,
-                message=error.message,
-                remedy=error.remedy,
-                details=list(error.details),
-                exit_code=error.exit_code,
-            )
+            events.event("error", **error_event(error))
         return show_error(view, error)
     if events is not None:
         events.event(

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json
@@ -27,13 +25,11 @@ commands = command_set()
 
 Models = Annotated[
     list[str],
-    typer.Argument(
-        metavar="MODEL...",
-        help="A name of `llamasup list`, org/repo[:QUANT], a URL, or a file in the models folder.",
-        show_default=False,
+    argument(
+        "MODEL...", "A name of `llamasup list`, org/repo[:QUANT], a URL, or a file in the models folder."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
+Yes = Annotated[bool, flag("--yes -y", "Delete without asking.")]
 
 
 @commands.command()

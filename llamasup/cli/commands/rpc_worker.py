@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import of_kind, whole_number
@@ -24,44 +24,38 @@ commands = command_set()
 
 Host = Annotated[
     str | None,
-    typer.Option(
-        "--host", metavar="ADDRESS", help="Loopback or private IPv4 address to listen on. Default: 127.0.0.1."
-    ),
+    option("--host", "ADDRESS", "Loopback or private IPv4 address to listen on. Default: 127.0.0.1."),
 ]
-Port = Annotated[
-    int | None,
-    typer.Option("--port", metavar="N", parser=whole_number, help="Port to listen on. Default: 50052."),
-]
+Port = Annotated[int | None, option("--port", "N", "Port to listen on. Default: 50052.", read=whole_number)]
 Runtime = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--runtime",
-        metavar="PATH|NAME",
-        help="llama.cpp's rpc-server, or the llama-server next to it. Env: $LLAMASUP_RUNTIME.",
+        "PATH|NAME",
+        "llama.cpp's rpc-server, or the llama-server next to it. Env: $LLAMASUP_RUNTIME.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Number of CPU threads.")]
+Threads = Annotated[int | None, option("--threads", "N", "Number of CPU threads.", min=1)]
 Devices = Annotated[
-    list[str] | None,
-    typer.Option("--device", metavar="NAME", help="A device to offer, such as CUDA0. Repeatable."),
+    list[str] | None, option("--device", "NAME", "A device to offer, such as CUDA0. Repeatable.")
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--memory",
-        metavar="SIZE",
-        parser=of_kind(SizeText(percent=False)),
-        help="Memory to offer, such as 12GiB, if this rpc-server can limit it.",
+        "SIZE",
+        "Memory to offer, such as 12GiB, if this rpc-server can limit it.",
+        read=of_kind(SizeText(percent=False)),
     ),
 ]
-Cache = Annotated[bool, typer.Option("--cache", help="Keep the weights on disk for the next load.")]
+Cache = Annotated[bool, flag("--cache", "Keep the weights on disk for the next load.")]
 Tunnel = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tunnel",
-        metavar="HOST:PORT",
-        parser=of_kind(Listen()),
-        help="Accept connections of other llamasups here, with TLS and certificates on both sides.",
+        "HOST:PORT",
+        "Accept connections of other llamasups here, with TLS and certificates on both sides.",
+        read=of_kind(Listen()),
     ),
 ]
 Cert = Annotated[

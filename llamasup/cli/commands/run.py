@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag
 from llamasup.cli.gc_pause import collect_again
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
@@ -36,11 +36,7 @@ def run(
     serving: o.Serving,
     batches: Annotated[
         bool,
-        typer.Option(
-            "--batches",
-            help="Serve /v1/files and /v1/batches, the API for batches.",
-            rich_help_panel=o.ACCESS,
-        ),
+        flag("--batches", "Serve /v1/files and /v1/batches, the API for batches.", rich_help_panel=o.ACCESS),
     ] = False,
     foreground: o.Foreground,
     parent: o.ParentProgram,

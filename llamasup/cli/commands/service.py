@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, path, switch, takes_groups, text
 from llamasup.cli.options.model import SETTINGS, WithExtra
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 commands = command_set("service", "Run llamasup as a systemd service.")
 
 _USER_HELP = "Use the service manager of your user (systemctl --user), not the system's."
-User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
+User = Annotated[bool, flag("--user", _USER_HELP)]
 _SERVE_ONLY = ("models_dir", "token_file")
 _ARGUMENTS = Group(
     (
@@ -59,17 +59,12 @@ _ARGUMENTS = Group(
 Arguments = Annotated[o.OptionValues, _ARGUMENTS]
 Model = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without MODEL: serve many models.",
-        show_default=False,
+    argument(
+        "MODEL", "A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without MODEL: serve many models."
     ),
 ]
-Now = Annotated[bool, typer.Option("--now", help="Also start the service, now and at every boot.")]
-Service = Annotated[
-    str,
-    typer.Argument(metavar="NAME|MODEL", help="The name of the service, or its model.", show_default=False),
-]
+Now = Annotated[bool, flag("--now", "Also start the service, now and at every boot.")]
+Service = Annotated[str, argument("NAME|MODEL", "The name of the service, or its model.")]
 
 
 @commands.command("print", cls=WithExtra)

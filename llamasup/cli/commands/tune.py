@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra
@@ -31,23 +29,15 @@ commands = command_set()
 _PURPOSES = ("latency", "throughput", "memory")
 _LONGEST_MIN = 24 * 60
 
-For = Annotated[
-    str | None,
-    typer.Option("--for", metavar="|".join(_PURPOSES), help="What to improve. Default: as the profile."),
-]
-Minutes = Annotated[float, typer.Option("--minutes", metavar="N", help="How long to measure at most.")]
-AllowLossy = Annotated[
-    bool, typer.Option("--allow-lossy", help="Also take changes that alter answers noticeably.")
-]
+For = Annotated[str | None, option("--for", "|".join(_PURPOSES), "What to improve. Default: as the profile.")]
+Minutes = Annotated[float, option("--minutes", "N", "How long to measure at most.")]
+AllowLossy = Annotated[bool, flag("--allow-lossy", "Also take changes that alter answers noticeably.")]
 AccessLog = Annotated[
-    Path | None,
-    typer.Option("--access-log", metavar="FILE", help="Measure with the lengths of requests in this log."),
+    Path | None, option("--access-log", "FILE", "Measure with the lengths of requests in this log.")
 ]
-Picture = Annotated[
-    Path | None, typer.Option("--picture", metavar="FILE", help="Write a picture of the search (SVG).")
-]
-Show = Annotated[bool, typer.Option("--show", help="Show the kept results of this model; measure nothing.")]
-Forget = Annotated[bool, typer.Option("--forget", help="Delete the kept results of this model.")]
+Picture = Annotated[Path | None, option("--picture", "FILE", "Write a picture of the search (SVG).")]
+Show = Annotated[bool, flag("--show", "Show the kept results of this model; measure nothing.")]
+Forget = Annotated[bool, flag("--forget", "Delete the kept results of this model.")]
 
 
 @commands.command(cls=WithExtra)

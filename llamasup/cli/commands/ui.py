@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag
 from llamasup.cli.output.results import write_result
 from llamasup.cli.target import with_client
 from llamasup.errors import FolderUnusable, OutputFailed
@@ -20,7 +18,7 @@ commands = command_set()
 
 _PRINT = "Open the address of `llamasup ui --print` in a browser."
 
-Print = Annotated[bool, typer.Option("--print", help="Print the address instead of opening a browser.")]
+Print = Annotated[bool, flag("--print", "Print the address instead of opening a browser.")]
 
 
 @commands.command()

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import plural, while_waiting
@@ -24,14 +22,9 @@ commands = command_set()
 
 NewRuntime = Annotated[
     str | None,
-    typer.Option(
-        "--runtime",
-        metavar="PATH",
-        help="The new llama-server, or embedded. Default: show the last upgrade.",
-        show_default=False,
-    ),
+    option("--runtime", "PATH", "The new llama-server, or embedded. Default: show the last upgrade."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change in every plan.")]
+DryRun = Annotated[bool, flag("--dry-run", "Only show what would change in every plan.")]
 
 
 @commands.command()

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.error_report import guarded
@@ -26,14 +24,9 @@ if TYPE_CHECKING:
 
 commands = command_set()
 
-By = Annotated[
-    str, typer.Option("--by", metavar="GROUPS", help="model, key or day, or several of them: day,model.")
-]
-Since = Annotated[
-    str | None,
-    typer.Option("--since", metavar="DAY", help="The first day: YYYY-MM-DD, or 7d for 7 days ago."),
-]
-Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
+By = Annotated[str, option("--by", "GROUPS", "model, key or day, or several of them: day,model.")]
+Since = Annotated[str | None, option("--since", "DAY", "The first day: YYYY-MM-DD, or 7d for 7 days ago.")]
+Csv = Annotated[bool, flag("--csv", "Print comma-separated values.")]
 
 
 @commands.command()
@@ -97,7 +90,7 @@ def _save_running(view: View, path: Path) -> None:
 
     for running in discover().running:
         name = f"llamasup (process {running.pid})"
-        # It may not count the usage, end in the meantime, or be an older version.
+        # The other llamasup may not count the usage, may have exited, or may be an older version.
         with suppress(LlamasupError), ControlClient(ControlAddress(socket=running.socket)) as client:
             answer = client.usage("day")
             if answer.get("problem"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamasup.cli.command_group import command_set
+from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import one_of
@@ -20,26 +20,21 @@ if TYPE_CHECKING:
 
 commands = command_set()
 
-Command = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="COMMAND", help="After --: llama-server and its flags, unchanged.", show_default=False
-    ),
-]
+Command = Annotated[list[str], argument("COMMAND", "After --: llama-server and its flags, unchanged.")]
 ServerLog = Annotated[
     str,
-    typer.Option(
+    option(
         "--server-log",
-        metavar="stderr|file",
-        parser=one_of("stderr", "file"),
-        help="Write llama-server's log to standard error and to its file, or only to the file.",
+        "stderr|file",
+        "Write llama-server's log to standard error and to its file, or only to the file.",
+        read=one_of("stderr", "file"),
     ),
 ]
 Strict = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--strict",
-        help="Also refuse what llama-server allows: foreign Host and Origin headers, tools, changes of "
+        "Also refuse what llama-server allows: foreign Host and Origin headers, tools, changes of "
         "/props and slots, and an address that other machines can reach without a key.",
     ),
 ]

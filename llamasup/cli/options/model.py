@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import structs
 
-from llamasup.cli.command_group import Command
+from llamasup.cli.command_group import Command, argument
 from llamasup.cli.options.groups import Group, Option, in_section, many, switch, text, value_option
 from llamasup.cli.options.parsers import of_kind, one_of, seconds, whole_number
 from llamasup.core.settings.declaration import Flag, Setting, settings_of
@@ -25,7 +25,7 @@ _UNSET: Final = {field.name: field.default for field in structs.fields(Settings)
 def options_of_a_plan(*, checked: bool = False) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
     """Make the options of the settings that decide a plan: the ones to show first, and the others.
 
-    ``checked``: their bounds are those of a config. Otherwise the plan of the model refuses a wrong number.
+    ``checked``: they have the bounds of a config. Otherwise the plan of the model refuses a wrong number.
     """
     flags = {field: setting.flag for field, setting in _DECLARED.items() if setting.flag is not None}
     of_plan = {field: flag for field, flag in flags.items() if not flag.of_service}
@@ -108,10 +108,7 @@ _EXTRA = Option(
     "extra",
     default=(),
     annotation=Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- LLAMA-SERVER FLAGS]", help="Passed on to llama-server unchanged.", show_default=False
-        ),
+        list[str] | None, argument("[-- LLAMA-SERVER FLAGS]", "Passed on to llama-server unchanged.")
     ],
     typer_default=None,
     convert=_extra_arguments,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llamasup.cli.command_group import argument, flag, option
 from llamasup.cli.options.groups import (
     Group,
     duration,
@@ -35,38 +36,28 @@ OptionValues = dict[str, Any]
 
 Model = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A GGUF file, a name of `llamasup list`, org/repo[:quant], an https URL, or 'demo'.",
-        show_default=False,
-    ),
+    argument("MODEL", "A GGUF file, a name of `llamasup list`, org/repo[:quant], an https URL, or 'demo'."),
 ]
 ModelsFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
-    ),
+    Path | None, option("--folder", "DIR", "The models folder. Default: ~/.local/share/llamasup/models.")
 ]
 _OF_MODELS = "The models"
 RUNTIME_METAVAR = "PATH|NAME|embedded"
 RUNTIME_HELP = "The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME."
-RuntimeOption = Annotated[
-    str | None,
-    typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP),
-]
+RuntimeOption = Annotated[str | None, option("--runtime", RUNTIME_METAVAR, RUNTIME_HELP)]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--config",
-        metavar="FILE",
-        help="Config file. Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or "
+        "FILE",
+        "Config file. Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or "
         "/etc/llamasup/config.yaml.",
         rich_help_panel=_OF_MODELS,
     ),
 ]
 WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
-Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP, rich_help_panel=_OF_MODELS)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Watch = Annotated[bool, flag("--watch", WATCH_HELP, rich_help_panel=_OF_MODELS)]
+Json = Annotated[bool, flag("--json", "Print JSON.")]
 
 _OF_ONE_MODEL = ("draft_model", "mmproj")
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from llamasup.cli.command_group import parameters_of, with_parameters
 from llamasup.cli.output.nonblocking_writer import OutputWriter
@@ -43,6 +43,17 @@ def show_error(view: View, error: Exception) -> int:
         details=list(error.details),
     )
     return error.exit_code
+
+
+def error_event(error: LlamasupError) -> dict[str, Any]:
+    """Return the fields of the event ``error`` of ``pull --json`` and ``batch --json``."""
+    return {
+        "cause": error.cause,
+        "message": error.message,
+        "remedy": error.remedy,
+        "details": list(error.details),
+        "exit_code": error.exit_code,
+    }
 
 
 def as_reported(view: View, error: Exception) -> LlamasupError:

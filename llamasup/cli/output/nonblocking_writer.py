@@ -89,6 +89,6 @@ class OutputWriter:
                 native.wait_writable(self._fd)
                 continue
             except OSError:
-                return False  # the reader is gone, and llamasup goes on
+                return False  # the reader is gone, and llamasup continues
             content = content[written:]
         return True

@@ -117,12 +117,12 @@ class RequestLineLimit:
 
 
 def is_routine(record: RequestRecord) -> bool:
-    """Whether such requests are frequent and no trouble: those of a monitor, or of a batch that waits."""
+    """Tell whether such requests are frequent and harmless, as those of a monitor or a waiting batch."""
     return record.outcome in ("local", GAVE_WAY) or (record.outcome == "ok" and not record.model)
 
 
 def _is_limited(record: RequestRecord) -> bool:
-    """Whether a client without a valid key can cause such a line, at a level that is shown by default.
+    """Tell whether a client without a valid key can cause such a line, at a level that is shown by default.
 
     ``wrap`` forwards requests without a valid key, and llama-server itself refuses them or answers
     ``/health``.
@@ -138,7 +138,7 @@ def _schedule_in_loop(delay_s: float, act: Callable[[], None]) -> Callable[[], N
 
 # --- log records -------------------------------------------------------------------------------------
 
-# Loggers whose messages requests can cause, also requests of clients without a key.
+# Loggers whose messages requests can cause, even requests of clients without a key.
 _LIMITED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
 _CodeLine = tuple[str, int]
 
@@ -168,7 +168,7 @@ class ViewHandler(logging.Handler):
         super().close()
 
     def _schedule(self, delay_s: float, act: Callable[[], None]) -> Callable[[], None]:
-        timer = threading.Timer(delay_s, self._locked, [act])  # any thread may log, also one without a loop
+        timer = threading.Timer(delay_s, self._locked, [act])  # any thread may log, even one without a loop
         timer.daemon = True
         timer.start()
         return timer.cancel

@@ -230,15 +230,7 @@ def sorted_requests(requests: Sequence[Request], by: str) -> Sequence[Request]:
 def requests_table(requests: Sequence[Request], columns: int | None = None) -> str:
     """One row for each request in flight."""
     rows = [
-        (
-            printable(str(request["id"])),
-            printable(str(request.get("model") or "-")),
-            _client(request),
-            _phase(request),
-            duration_text(request["age_s"]),
-            *_tokens(request),
-            printable(str(request["path"])),
-        )
+        _request_row(request, request["id"], _client(request), _phase(request), request["age_s"])
         for request in requests
     ]
     return fitted_table(with_nodes([_HEADINGS, *rows], requests), _OPTIONAL, columns)
@@ -247,20 +239,25 @@ def requests_table(requests: Sequence[Request], columns: int | None = None) -> s
 def ended_table(ended: Sequence[Request], columns: int | None = None) -> str:
     """One row for each finished request (a record of the access log)."""
     optional = ["ENDED" if heading == "REQUEST" else heading for heading in _OPTIONAL]
-    rows = [
-        (
-            printable(str(request["request_id"])),
-            printable(str(request.get("model") or "-")),
-            printable(str(request.get("client") or "-")).removeprefix("key:"),
-            f"{request['status']} {request['outcome']}"
-            + (f": {cause.replace('_', ' ')}" if (cause := str(request.get("cause") or "")) else ""),
-            duration_text(request["duration_s"]),
-            *_tokens(request),
-            printable(str(request["path"])),
-        )
-        for request in ended
-    ]
+    rows = []
+    for request in ended:
+        client = printable(str(request.get("client") or "-")).removeprefix("key:")
+        cause = str(request.get("cause") or "").replace("_", " ")
+        outcome = f"{request['status']} {request['outcome']}" + (f": {cause}" if cause else "")
+        rows.append(_request_row(request, request["request_id"], client, outcome, request["duration_s"]))
     return fitted_table([_ENDED_HEADINGS, *rows], optional, columns)
+
+
+def _request_row(request: Request, id_: object, client: str, state: str, seconds: float) -> tuple[str, ...]:
+    return (
+        printable(str(id_)),
+        printable(str(request.get("model") or "-")),
+        client,
+        state,
+        duration_text(seconds),
+        *_tokens(request),
+        printable(str(request["path"])),
+    )
 
 
 def _client(request: Request) -> str:

@@ -205,7 +205,7 @@ TICK_S = 0.1
 def while_waiting(view: View, text: str) -> Iterator[None]:
     """Show ``text`` on the live line, moved by a thread: the block runs no event loop.
 
-    The block itself says nothing.
+    The block itself must not write lines.
     """
     over = threading.Event()
 
