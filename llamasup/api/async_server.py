@@ -28,7 +28,7 @@ class AsyncServer:
     """The result of ``async with llamasup.serve(…)``. Use it only in the loop that started it.
 
     ``model`` is any name of a model; the default is the config's default model, or the only one. Methods
-    raise a ``LlamasupError`` if they fail, and NotRunning after the end.
+    raise a ``LlamasupError`` if they fail, and NotRunning once the server has stopped.
     """
 
     def __init__(self, service: ServeService, bus: Bus, given: ConfigInputs, name: str | None) -> None:

@@ -73,7 +73,7 @@ class AsyncEvents(AsyncIterator[Event]):
         self.close()
 
     def _deliver(self, event: Event | None) -> None:
-        """None ends the events. In the loop's thread."""
+        """Deliver an event, in the loop's thread; None ends the iteration."""
         if event is None:
             self._queue.over = True
         elif not self._queue.over:
@@ -103,7 +103,7 @@ class Events(Iterator[Event]):
             self._changed.notify_all()
 
     def _deliver(self, event: Event | None) -> None:
-        """None ends the events. In the loop's thread."""
+        """Deliver an event, in the loop's thread; None ends the iteration."""
         with self._changed:
             if event is None:
                 self._queue.over = True

@@ -1,7 +1,7 @@
 """Lists llama-server's "common params" and "sampling params".
 
 The common ones are about threads, context, attention, RoPE, the model file, its memory and devices, and the
-log. The sampling ones are the defaults for requests that do not say.
+log. The sampling ones are the defaults of requests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``xllamacpp.Server(params)`` binds, loads and returns when the model is ready. It holds the interpreter until
 then, while its HTTP threads answer (503 "Loading model" like llama-server), and installs no signal handler.
-Its destructor stops the server and waits for it, and holds the interpreter too.
+Its destructor stops the server, waits for it, and holds the interpreter meanwhile.
 """
 
 from __future__ import annotations

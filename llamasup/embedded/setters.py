@@ -237,7 +237,7 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's LLM_FFN_EXPS
 
 
 def cpu_moe(path: str, *, counted: bool) -> Setter:
-    """Expert weights stay in the CPU's buffers: all of them, or those of the first N layers."""
+    """Keep the expert weights in the CPU's buffers: all of them, or only in the first N layers."""
 
     def apply(params: Any, value: str) -> None:
         layers = integer(value) if counted else 0
@@ -317,7 +317,7 @@ def at_least_minus_one(value: str) -> int:
 
 
 def keys_file() -> Setter:
-    """One key per line, without blank lines and those that start with a hash."""
+    """Read one key per line. Blank lines and lines that start with a hash are ignored."""
 
     def apply(params: Any, value: str) -> None:
         lines = [line.strip() for line in file_text(value).splitlines()]

@@ -108,7 +108,7 @@ def file_text(path: str) -> str:
 
 
 def existing_folder(path: str) -> str:
-    """The path with a slash at its end, like in llama-server."""
+    """Return the path with a slash at its end, like llama-server."""
     if not Path(path).is_dir():
         raise InvalidValue(f"not a directory: {path}")
     return path if path.endswith("/") else path + "/"

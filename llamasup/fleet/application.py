@@ -1,6 +1,6 @@
 """Makes the Serve application: one deployment for each model, and the directory. Imports Ray.
 
-Its ingress is the directory itself, or with ``fleet.ingress`` a deployment that serves clients too.
+Its ingress is the directory itself, or with ``fleet.ingress`` a deployment that serves clients.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _versioned(
 ) -> serve.Deployment:
     """Give ``deployment`` a version of its content and of llamasup.
 
-    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without changes.
+    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, even unchanged ones.
     No public option sets it; ``serve deploy`` sets the versions itself.
     """
     content = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]

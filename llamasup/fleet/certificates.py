@@ -1,7 +1,7 @@
 """Makes the certificates of a fleet. Every member derives the same authority from the fleet's secret.
 
 The authority's key is derived, and an Ed25519 signature depends only on key and content: so the certificate
-is the same on every machine, and need not be distributed before the fleet is there.
+is the same on every machine, and need not be distributed before the fleet starts.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _connected(fleet: Fleet) -> Iterator[Cluster]:
-    """Serve of the fleet's cluster. Raises FleetUnusable, also for what Ray raises in the block."""
+    """Yield Serve of the fleet's cluster. Raises FleetUnusable, even for what Ray raises in the block."""
     try:
         import ray
         from ray import serve

@@ -137,7 +137,7 @@ class Node:
             await asyncio.sleep(REPORT_S)
 
     async def __del__(self) -> None:
-        """Serve calls this once when the replica is to end, after the requests that came through Serve.
+        """Serve calls this once when the replica has to exit, after the requests that came through Serve.
 
         Fronts learn first that the node takes no new ones, and the running ones finish while the node still
         answers their probes.
@@ -225,7 +225,7 @@ class Directory:
         return self._table.should_wake(node, time.monotonic())
 
     async def makes_room(self, node: str) -> bool:
-        """Tell whether this sleeping node should end."""
+        """Tell whether this sleeping node should leave, to make room."""
         return self._table.makes_room(node, time.monotonic())
 
     async def leave(self, report: bytes) -> None:
@@ -256,7 +256,7 @@ class Directory:
         return JSONResponse(_error(message, "not_found_error"), 404)
 
     async def poll(self, encoded: bytes) -> bytes:
-        """A ``Snapshot``, as soon as there is another one than the front has seen, or after a while."""
+        """Return a ``Snapshot`` as soon as it differs from what the front has seen, or after a while."""
         poll = msgspec.json.decode(encoded, type=Poll)
         if self._table.poll(poll, time.monotonic()):
             self._publish()
@@ -269,7 +269,7 @@ class Directory:
 
     def _wake(self) -> None:
         """Let one call wait at Serve for each model without a node that requests wait for, so that Serve
-        starts its first replica. It waits on if the requests give up, so that a start ends.
+        starts its first replica. It keeps waiting if the requests give up, so that a start completes.
 
         A deployment that has failed gets no call: Serve (2.60) would start nothing for it, and not forget the
         failure, as it does when nothing has asked for the model for ``ABSENT_S``.

@@ -253,7 +253,7 @@ class DirectoryTable:
         return now_s - asked_s < _ENDS_WITHIN_S or bool(ends) or now_s - self._room_made_s < ROOM_AFTER_S
 
     def _can_make_room(self, reported_s: float) -> list[str]:
-        """The sleeping nodes that could end and were not asked yet, the one that has slept longest first.
+        """List the sleeping nodes that could leave and were not asked yet, the longest asleep first.
         ``reported_s``: the oldest last report that counts.
         """
         stay = Counter(

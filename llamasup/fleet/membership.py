@@ -113,8 +113,8 @@ def _why_not_served(model: ListedModel) -> str:
 
 
 class FleetMembership:
-    """A ``Membership``. ``run`` polls until it is cancelled. ``models``: those of the config, which requests
-    may name before the first poll is answered. ``ask``: another way to the directory than HTTP; it raises
+    """A ``Membership``. ``run`` polls until it is cancelled. Requests may name the ``models`` of the config
+    before the first poll is answered. ``ask`` reaches the directory in another way than HTTP; it raises
     ValueError if the directory does not answer.
     """
 
@@ -183,7 +183,7 @@ class FleetMembership:
                 self._note_problem("")
 
     async def _poll(self, ask: Callable[[Poll], Awaitable[Snapshot]]) -> None:
-        """One poll, which ends early to report other waiting requests."""
+        """Poll once. The poll is cut short to report other waiting requests."""
         self._waiting_changed.clear()
         self._reported = dict(self._waiting)
         loop = asyncio.get_running_loop()

@@ -57,7 +57,7 @@ class NodeSpec(Struct, frozen=True):
     drain_timeout_s: float = 600.0
 
     def __repr__(self) -> str:
-        return f"<NodeSpec of {self.model!r}>"  # Ray writes arguments to logs; the secret must not be there
+        return f"<NodeSpec of {self.model!r}>"  # Ray writes arguments to logs, which must not have the secret
 
 
 class NodeProcess:
@@ -88,7 +88,7 @@ class NodeProcess:
         self._child = await asyncio.create_subprocess_exec(
             *(*command, "serve", "--sidecar"),
             *("--config", str(config), "--host", self._host, "--port", "0"),
-            stdin=asyncio.subprocess.PIPE,  # it stops when the actor ends, and so closes it
+            stdin=asyncio.subprocess.PIPE,  # it stops when the actor exits, which closes the pipe
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**environ, "LLAMASUP_API_KEY": ""},
@@ -202,7 +202,7 @@ class NodeProcess:
         return found
 
     async def stop(self, *, now: bool) -> None:
-        """End llamasup. ``now``: also the requests that still run. May be repeated."""
+        """Stop llamasup. ``now``: abort the running requests. May be repeated."""
         child, client = self._child, self._client
         if client is not None:
             await client.aclose()
@@ -210,7 +210,7 @@ class NodeProcess:
             waits_s = (0.0 if now else STOP_S / 2, *(_ASK_AGAIN_S,) * int(STOP_S / 2))
             try:
                 async with asyncio.timeout(STOP_S):
-                    for wait_s in waits_s:  # from the second signal on, llamasup ends its requests
+                    for wait_s in waits_s:  # from the second signal on, llamasup aborts its requests
                         with contextlib.suppress(ProcessLookupError):
                             child.terminate()
                         with contextlib.suppress(TimeoutError):

@@ -40,7 +40,7 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
         self._reached_s: dict[ReplicaID, float] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve calls it also for new reports. One that sleeps has lost its caches."""
+        """Note new replicas and reports. A sleeping replica has lost its caches."""
         super().update_replicas(replicas)
         known = self.curr_replicas
         for times in (self._chosen_s, self._reached_s):
@@ -60,14 +60,14 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # before a second attempt
-            self._take_back(pending_request)  # Serve reached none of those of its first attempt
+            self._take_back(pending_request)  # Serve reached no replica of its first attempt
         if len(candidate_replicas) == 1:  # most models: no prompt has to be read
             return [candidate_replicas]
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         for replica_id in by_id:
             self._affinity.add(replica_id)
         loads = {replica_id: self._load(replica) for replica_id, replica in by_id.items()}
-        # A request at a full replica waits there, also when another one has a free slot.
+        # A request at a full replica waits for it, even when another replica has a free slot.
         free = [(replica_id, load) for replica_id, load in loads.items() if load < 1.0]
         picked = self._affinity.pick(free or list(loads.items()), _conversation_of(pending_request))
         chosen = by_id.pop(picked)
@@ -104,7 +104,7 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray is an optional p
 
 
 def _conversation_of(pending: PendingRequest | None) -> Conversation | None:
-    """Read once: Serve asks again for each attempt, and a body may have 32 MiB."""
+    """Read the conversation once: Serve makes several attempts, and a body may have 32 MiB."""
     if pending is None or pending.metadata.call_method != FORWARD or not pending.args:
         return None
     kept = vars(pending)  # it has no hash, so no weak map can have it
