@@ -1,4 +1,4 @@
-"""The command line: parses, calls and prints. Only this room prints and exits."""
+"""The command line: parses, calls and prints. Only this room prints and exits. Enter at ``app``."""
 
 from __future__ import annotations
 
