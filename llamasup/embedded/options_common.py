@@ -63,6 +63,14 @@ _SPLIT_MODES = {
     "tensor": "LLAMA_SPLIT_MODE_TENSOR",
 }
 
+
+def _kv_type(names: str, env: str, path: str, about: str) -> Option:
+    setter = choice(path, "ggml_type", KV_TYPES)
+    return Option(
+        names, "TYPE", env, setter, f"{about}\nallowed values: {', '.join(KV_TYPES)} (default: f16)"
+    )
+
+
 # Two lines an option; the formatter would make it twelve.
 # fmt: off
 COMMON: tuple[Option, ...] = (
@@ -139,14 +147,10 @@ COMMON: tuple[Option, ...] = (
            "whether to enable weight repacking (default: enabled)"),
     Option("--no-host", "", "LLAMA_ARG_NO_HOST", switch("no_host"),
            "bypass host buffer allowing extra buffers to be used"),
-    Option("-ctk --cache-type-k", "TYPE", "LLAMA_ARG_CACHE_TYPE_K",
-           choice("cache_type_k", "ggml_type", KV_TYPES),
-           "KV cache data type for K\n"
-           "allowed values: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default: f16)"),
-    Option("-ctv --cache-type-v", "TYPE", "LLAMA_ARG_CACHE_TYPE_V",
-           choice("cache_type_v", "ggml_type", KV_TYPES),
-           "KV cache data type for V\n"
-           "allowed values: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default: f16)"),
+    _kv_type("-ctk --cache-type-k", "LLAMA_ARG_CACHE_TYPE_K", "cache_type_k",
+             "KV cache data type for K"),
+    _kv_type("-ctv --cache-type-v", "LLAMA_ARG_CACHE_TYPE_V", "cache_type_v",
+             "KV cache data type for V"),
     Option("-lm --load-mode", "MODE", "LLAMA_ARG_LOAD_MODE",
            choice("load_mode", "llama_load_mode", _LOAD_MODES),
            "model loading mode (default: auto)\n"
@@ -230,14 +234,10 @@ COMMON: tuple[Option, ...] = (
            " - 4: trace (more info)\n"
            " - 5: debug\n"
            "(default: 3)\n"),
-    Option("--spec-draft-type-k -ctkd --cache-type-k-draft", "TYPE", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
-           choice("speculative.draft.cache_type_k", "ggml_type", KV_TYPES),
-           "KV cache data type for K for the draft model\n"
-           "allowed values: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default: f16)"),
-    Option("--spec-draft-type-v -ctvd --cache-type-v-draft", "TYPE", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
-           choice("speculative.draft.cache_type_v", "ggml_type", KV_TYPES),
-           "KV cache data type for V for the draft model\n"
-           "allowed values: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default: f16)"),
+    _kv_type("--spec-draft-type-k -ctkd --cache-type-k-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+             "speculative.draft.cache_type_k", "KV cache data type for K for the draft model"),
+    _kv_type("--spec-draft-type-v -ctvd --cache-type-v-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+             "speculative.draft.cache_type_v", "KV cache data type for V for the draft model"),
 )
 
 SAMPLING: tuple[Option, ...] = (

@@ -50,8 +50,21 @@ _REASONING_FORMATS = {
     "deepseek-legacy": "COMMON_REASONING_FORMAT_DEEPSEEK_LEGACY",
 }
 
+
 # Two lines an option; the formatter would make it twelve.
 # fmt: off
+def _ngram(kind: str) -> tuple[Option, ...]:
+    path = f"speculative.ngram_{kind.replace('-', '_')}"
+    return (
+        Option(f"--spec-ngram-{kind}-size-n", "N", "", option_integer(f"{path}.size_n"),
+               f"ngram size N for ngram-{kind} speculative decoding, length of lookup n-gram (default: 12)"),
+        Option(f"--spec-ngram-{kind}-size-m", "N", "", option_integer(f"{path}.size_m"),
+               f"ngram size M for ngram-{kind} speculative decoding, length of draft m-gram (default: 48)"),
+        Option(f"--spec-ngram-{kind}-min-hits", "N", "", option_integer(f"{path}.min_hits"),
+               f"minimum hits for ngram-{kind} speculative decoding (default: 1)"),
+    )
+
+
 SPECULATIVE: tuple[Option, ...] = (
     Option("--spec-draft-threads -td --threads-draft", "N", "",
            option_integer("speculative.draft.cpuparams.n_threads"),
@@ -139,24 +152,9 @@ SPECULATIVE: tuple[Option, ...] = (
            "maximum number of ngram tokens to use for ngram-based speculative decoding (default: 64)"),
     Option("--spec-ngram-mod-n-match", "N", "", option_integer("speculative.ngram_mod.n_match"),
            "ngram-mod lookup length (default: 24)"),
-    Option("--spec-ngram-simple-size-n", "N", "", option_integer("speculative.ngram_simple.size_n"),
-           "ngram size N for ngram-simple speculative decoding, length of lookup n-gram (default: 12)"),
-    Option("--spec-ngram-simple-size-m", "N", "", option_integer("speculative.ngram_simple.size_m"),
-           "ngram size M for ngram-simple speculative decoding, length of draft m-gram (default: 48)"),
-    Option("--spec-ngram-simple-min-hits", "N", "", option_integer("speculative.ngram_simple.min_hits"),
-           "minimum hits for ngram-simple speculative decoding (default: 1)"),
-    Option("--spec-ngram-map-k-size-n", "N", "", option_integer("speculative.ngram_map_k.size_n"),
-           "ngram size N for ngram-map-k speculative decoding, length of lookup n-gram (default: 12)"),
-    Option("--spec-ngram-map-k-size-m", "N", "", option_integer("speculative.ngram_map_k.size_m"),
-           "ngram size M for ngram-map-k speculative decoding, length of draft m-gram (default: 48)"),
-    Option("--spec-ngram-map-k-min-hits", "N", "", option_integer("speculative.ngram_map_k.min_hits"),
-           "minimum hits for ngram-map-k speculative decoding (default: 1)"),
-    Option("--spec-ngram-map-k4v-size-n", "N", "", option_integer("speculative.ngram_map_k4v.size_n"),
-           "ngram size N for ngram-map-k4v speculative decoding, length of lookup n-gram (default: 12)"),
-    Option("--spec-ngram-map-k4v-size-m", "N", "", option_integer("speculative.ngram_map_k4v.size_m"),
-           "ngram size M for ngram-map-k4v speculative decoding, length of draft m-gram (default: 48)"),
-    Option("--spec-ngram-map-k4v-min-hits", "N", "", option_integer("speculative.ngram_map_k4v.min_hits"),
-           "minimum hits for ngram-map-k4v speculative decoding (default: 1)"),
+    *_ngram("simple"),
+    *_ngram("map-k"),
+    *_ngram("map-k4v"),
     Option("--draft --draft-n --draft-max", "N", "LLAMA_ARG_DRAFT_MAX", None,
            "the argument has been removed. use --spec-draft-n-max or --spec-ngram-mod-n-max"),
     Option("--draft-min --draft-n-min", "N", "LLAMA_ARG_DRAFT_MIN", None,
