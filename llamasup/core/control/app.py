@@ -118,9 +118,7 @@ class ControlServer:
         from llamasup.core.control.routes import Application
 
         class Server(uvicorn.Server):
-            """Without uvicorn's clock, which wakes up ten times a second to set the date and check for the
-            end.
-            """
+            """A server that does without uvicorn's clock, which wakes up ten times a second."""
 
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ _SILENCE_S = 60.0
 
 
 class ControlAddress(Struct, frozen=True):
-    """Where a llamasup is reached: its private socket, or its URL and a key with control rights."""
+    """The address of a llamasup: its private socket, or its URL and a key with control rights."""
 
     url: str = "http://localhost"
     socket: str | None = None
@@ -59,7 +59,7 @@ class _StatusRead(msgspec.Struct):
 
 
 class ControlClient:
-    """For one thread. Use it as a context manager.
+    """A client for one thread. Use it as a context manager.
 
     Methods raise the error that stopped the request (ModelUnknown, DoesNotFit, ServerFailed, …), NotRunning
     if no llamasup answers, NotAllowed if the key has too few rights, and ControlFailed.
@@ -105,7 +105,7 @@ class ControlClient:
             ) from None
 
     def why(self, model: str) -> Mapping[str, Any]:
-        """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""
+        """The reasons for the state of the model, in sentences (docs/control.md). Raises ModelUnknown."""
         return self._request("GET", _of_model(model, "why"))
 
     def decisions(self, limit: int = MAX_DECISIONS) -> Mapping[str, Any]:
@@ -275,7 +275,7 @@ class ControlClient:
 
 
 def _timeout(read_s: float | None) -> httpx.Timeout:
-    """None: no limit, as for a load."""
+    """The timeout of a request. ``read_s`` None: no limit, as for a load."""
     return httpx.Timeout(_TIMEOUT_S, read=read_s)
 
 

@@ -90,7 +90,7 @@ def _in_service(base: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
-    """None for the folder of an ended run, and for other programs."""
+    """Request the status of a llamasup; None for the folder of an ended run, and for other programs."""
     socket_path = folder / SOCKET_NAME
     try:
         reached = reach(str(socket_path))

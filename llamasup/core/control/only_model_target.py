@@ -30,7 +30,7 @@ class OnlyModelTarget(PoolTarget):
         self._only = only
 
     async def load(self, model: str) -> None:
-        """Also a crashed model starts at once."""
+        """Load the model. A crashed one starts at once."""
         managed = self._find(model)
         if managed.serves:
             return

@@ -35,7 +35,7 @@ _KEY_BYTES = 32
 
 
 class Listening(Struct, frozen=True):
-    """``key``: requests need it as a bearer token; None for a Unix socket."""
+    """A socket that listens. ``key``: requests need it as a bearer token; None for a Unix socket."""
 
     sock: socket.socket
     address: Address
@@ -43,7 +43,7 @@ class Listening(Struct, frozen=True):
 
 
 class Reached(Struct, frozen=True):
-    """Where a client connects to: the arguments for httpx."""
+    """The address that a client connects to: the arguments for httpx."""
 
     url: str
     uds: str | None
@@ -79,7 +79,7 @@ def listen(path: Path) -> Listening:
 
 
 def reach(path: str) -> Reached:
-    """How to connect to the control API at ``path``. Raises OSError if the file does not say it."""
+    """Read the address of the control API at ``path``. Raises OSError if the file holds none."""
     if native.has_unix_sockets:
         return Reached("http://localhost", path, {})
     try:

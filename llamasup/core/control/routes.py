@@ -86,7 +86,7 @@ _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Application:
-    """``tasks`` owns the changes that continue after their response (``wait=0``)."""
+    """The ASGI application. ``tasks`` owns the changes that continue after their response (``wait=0``)."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Unresponsive(Struct, frozen=True):
 
 
 class Discovered(Struct, frozen=True):
-    """``closed``: names of services that this user may not access."""
+    """The llamasups on this machine. ``closed``: names of services that this user may not access."""
 
     running: tuple[Running, ...] = ()
     unresponsive: tuple[Unresponsive, ...] = ()

@@ -32,7 +32,9 @@ _AS_READ = ("mmproj", "draft_model", "alias", "extra")
 
 
 class Planned(Struct, frozen=True):
-    """``shown``: the JSON of ``llamasup plan --json``. ``needs``: bytes by device, of all replicas.
+    """The plan of a model.
+
+    ``shown``: the JSON of ``llamasup plan --json``. ``needs``: bytes by device, of all replicas.
     ``refused``: why it could not be started even alone.
     """
 

@@ -1,4 +1,4 @@
-"""What requests are told while a model does not serve (pure)."""
+"""The answers to requests while a model does not serve (pure)."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def _sum(one: Cost, other: Cost) -> Cost:
 
 
 def _needed(chosen: tuple[Candidate, ...], lack: Demand) -> tuple[Candidate, ...]:
-    """Without candidates that can stay loaded, the dearest first: a search that stopped early, or costs of
-    zero, can leave some in."""
+    """Leave out candidates that can stay loaded, the dearest first. A search that stopped early, or costs of
+    zero, can leave some in the set."""
     spare = {
         key: sum(candidate.frees.get(key, 0) for candidate in chosen) - amount for key, amount in lack.items()
     }
@@ -171,7 +171,7 @@ class Use(Struct, frozen=True):
         return self.count * exp2((self.at_s - now_s) / HALF_LIFE_S)
 
     def after(self, now_s: float, requests: int = 1) -> Use:
-        """With requests that have just ended."""
+        """Count requests that have just ended."""
         return Use(self.at(now_s) + requests, now_s)
 
 

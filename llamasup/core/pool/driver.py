@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class Driver(Protocol):
-    """What a model needs from outside the pool. The comments name the events that report the results."""
+    """Does what a model needs outside the pool. The comments name the events that report the results."""
 
     def size(self, ticket: int, spec: ModelSpec) -> None: ...  # Sized, SizingFailed, DownloadProgressed
     def cancel_sizing(self, ticket: int) -> None: ...
@@ -104,7 +104,9 @@ Proof = Callable[[InstanceRunner, InstanceRunner], Awaitable[LlamasupError | Non
 
 
 class DriverContext(Struct, frozen=True):
-    """What the drivers of all models share. ``tasks``: of the pool, while it runs. ``proof``: of a build."""
+    """The objects that the drivers of all models share. ``tasks`` returns the task group of the running pool,
+    ``proof`` the proof of a build.
+    """
 
     sizer: Sizer
     runners: Runners
@@ -234,7 +236,7 @@ class ProcessDriver:
             self._post(ProcessesFailed(id_, failure_of(failed.instance), failed.unavailable(), settled))
 
     def prove(self, id_: int, old_id: int) -> None:
-        """Of several replicas, those that serve are compared: all are started in the same way."""
+        """Compare a serving process of each build: all replicas are started in the same way."""
         proof = self._prove(id_, _serving(self._runners[id_]), _serving(self._runners[old_id]))
         self._proofs[id_] = self._context.tasks().create_task(proof, name=f"{self._spec().id}/proof")
 

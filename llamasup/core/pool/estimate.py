@@ -98,8 +98,8 @@ def share_of(spec: ModelSpec, budget: Mapping[str, int], *, alone: bool = False)
 
 
 def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
-    """``prepare`` with the projector that the registry chose, which lies in an allowed folder (X10). A model
-    that was just downloaded has no registry entry yet.
+    """Prepare a launch with the projector that the registry chose, which lies in an allowed folder (X10). A
+    model that was just downloaded has no registry entry yet.
     """
     pair = sibling_projector if spec.listed is None else lambda *_: spec.pairing
     return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)
@@ -112,7 +112,9 @@ class Sizer(Protocol):
 
 
 class ModelSizer:
-    """``fetch``: None if downloads are off. ``options`` returns the current options of the pool."""
+    """Sizes models with estimates. ``fetch``: None if downloads are off. ``options`` returns the current
+    options of the pool.
+    """
 
     def __init__(self, fetch: Fetch | None, options: Callable[[], PoolOptions]) -> None:
         self._fetch = fetch

@@ -196,13 +196,13 @@ def decide(snapshot: Snapshot) -> tuple[Action, ...]:
 
 
 def decide_with_grounds(snapshot: Snapshot) -> Decided:
-    """``decide``, with the numbers behind the actions."""
+    """Decide as ``decide`` does, with the numbers behind the actions."""
     decision = _Decision(snapshot)
     return Decided(decision.actions(), decision.grounds)
 
 
 def never_fits(id_: str, snapshot: Snapshot) -> str:
-    """Why the model exceeds the budget next to the pinned models that are loaded. Empty if it can fit."""
+    """The reason why the model exceeds the budget next to the loaded pinned models. Empty if it can fit."""
     model = snapshot.models[id_]
     capacity = _capacity(snapshot)
     pinned = [

@@ -22,7 +22,9 @@ _KINDS: Final = {
 
 
 class HeldByProcess(Struct, frozen=True):
-    """``memory``: the estimate of its plan; None if it has none. ``vram_bytes``: on all devices together."""
+    """The memory of one process. ``memory``: the estimate of its plan; None if it has none. ``vram_bytes``:
+    on all devices together.
+    """
 
     memory: MemoryEstimate | None
     rss_bytes: int | None = None
@@ -30,7 +32,7 @@ class HeldByProcess(Struct, frozen=True):
 
 
 class HeldByModel(Struct, frozen=True):
-    """``needs``: what the pool charges for the model, by device."""
+    """The memory of one model. ``needs``: what the pool charges for it, by device."""
 
     id: str
     state: str
@@ -41,7 +43,9 @@ class HeldByModel(Struct, frozen=True):
 def memory_view(
     devices: Sequence[Device], budget: Mapping[str, int], models: Iterable[HeldByModel]
 ) -> list[Mapping[str, Any]]:
-    """``devices``: RAM first, under the name ``ram``, then those with their own memory. ``free_bytes`` is
+    """The memory of each device and of the models on it.
+
+    ``devices``: RAM first, under the name ``ram``, then those with their own memory. ``free_bytes`` is
     negative for a device whose free memory is unknown.
     """
     held = tuple(models)
@@ -59,7 +63,7 @@ def memory_view(
 
 
 def _model_on(name: str, model: HeldByModel, own: Sequence[Device]) -> Mapping[str, Any] | None:
-    """None if the model takes nothing of the device."""
+    """The part of a model on one device; None if it uses nothing of the device."""
     parts = dict.fromkeys(_KINDS.values(), 0)
     for process in model.processes:
         if process.memory is not None:

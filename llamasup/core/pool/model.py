@@ -41,8 +41,8 @@ _MIN_LOAD_S = 0.5
 
 
 def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) -> Policy:
-    """``base`` with the options of this model. ``started``: the spec of its running processes, if that
-    differs.
+    """The policy ``base`` with the options of this model. ``started``: the spec of its running processes, if
+    that differs.
 
     After a crash loop the pool decides about another try, since that takes memory. One of several replicas
     keeps its memory and tries by itself, and so does a model that shares no memory.
@@ -110,7 +110,7 @@ class ManagedModel:
 
     @property
     def error(self) -> LlamasupError | None:
-        """Why it cannot be loaded for now."""
+        """The reason why it cannot be loaded for now."""
         return self.model.error
 
     @property
@@ -171,7 +171,7 @@ class ManagedModel:
 
     @property
     def ttl_s(self) -> float:
-        """How long it stays loaded without requests."""
+        """The time that it stays loaded without requests."""
         return self.spec.stay.ttl_s if self.kept_s is None else self.kept_s
 
     @property
@@ -202,7 +202,7 @@ class ManagedModel:
 
     @property
     def old_replicas(self) -> list[InstanceRunner]:
-        """Of the old spec; they finish their requests."""
+        """The processes of the old spec, which finish their requests."""
         return [] if self.model.old is None else self.driver.runners_of(self.model.old.id)
 
     @property

@@ -94,7 +94,9 @@ class Processes(Struct, frozen=True):
 
 
 class Rollout(Struct, frozen=True):
-    """``target``: the new spec, once it is sized. ``before``: what a failed start of it restores. ``build``:
+    """A change of spec under way.
+
+    ``target``: the new spec, once it is sized. ``before``: what a failed start of it restores. ``build``:
     that of the old processes, while the new ones start beside them.
     """
 
@@ -106,7 +108,10 @@ class Rollout(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """``sized``: of ``current``, or for the next load. ``old``: processes that a rollout replaces."""
+    """The state of one model.
+
+    ``sized``: of ``current``, or for the next load. ``old``: processes that a rollout replaces.
+    """
 
     spec: ModelSpec
     state: ModelState = ModelState.ABSENT
@@ -207,14 +212,14 @@ class RetryRequested(Struct, frozen=True):
 
 
 class UnloadRequested(Struct, frozen=True):
-    """``reason`` and ``for_id``: see ``ModelUnloading``."""
+    """A command or the policy unloads it. ``reason`` and ``for_id``: see ``ModelUnloading``."""
 
     reason: str = "asked"
     for_id: str = ""
 
 
 class RemoveRequested(Struct, frozen=True):
-    """``answer`` and ``error``: for requests and ``load`` commands that wait."""
+    """It is no longer served. ``answer`` and ``error``: for requests and ``load`` commands that wait."""
 
     answer: Unavailable
     error: LlamasupError
@@ -287,7 +292,7 @@ class SizingFailed(Struct, frozen=True):
 
 
 class DownloadProgressed(Struct, frozen=True):
-    """``answer``: to requests that may not wait."""
+    """A download has progressed. ``answer``: to requests that may not wait."""
 
     ticket: int
     answer: Unavailable
@@ -297,20 +302,20 @@ class DownloadProgressed(Struct, frozen=True):
 
 
 class ProcessesStarting(Struct, frozen=True):
-    """None serves (any more); at least one starts, or will."""
+    """No process serves (any more); at least one starts, or will."""
 
     id: int
 
 
 class ProcessesServing(Struct, frozen=True):
-    """``complete``: no other replica is still starting."""
+    """At least one process serves. ``complete``: no other replica is still starting."""
 
     id: int
     complete: bool = True
 
 
 class ProcessesFailed(Struct, frozen=True):
-    """None serves or starts. ``answer``: of its server. ``settled``: none tries again by itself."""
+    """No process serves or starts. ``answer``: of its server. ``settled``: none tries again by itself."""
 
     id: int
     error: LlamasupError

@@ -122,7 +122,7 @@ def end_rollout(model: Model, error: LlamasupError | None = None) -> Outcome:
 
 
 def with_status(model: Model, id_: int, status: ProcessesStatus) -> Model:
-    """``model`` with this status of its current or old processes."""
+    """The model with this status of its current or old processes."""
     if model.old is not None and model.old.id == id_:
         return replace(model, old=Processes(id_, status))
     return replace(model, current=Processes(id_, status))
@@ -348,7 +348,7 @@ def update_spec(model: Model, event: SpecUpdated | SpecChanged) -> Outcome:
 
 
 def change_absent_spec(model: Model, event: SpecChanged) -> Outcome:
-    """Also during its sizing, whose result would be of the old file. The next request sizes the new one."""
+    """Forget the old file, and its sizing if one is under way. The next request sizes the new file."""
     return forget_spec(replace(model, spec=event.spec))
 
 
@@ -374,7 +374,7 @@ def remove(model: Model, event: RemoveRequested) -> Outcome:
 
 
 def stop(model: Model, event: StopRequested) -> Outcome:
-    """Also again, to stop ``now``."""
+    """Stop all processes. A second stop can be one that stops them ``now``."""
     if model.state is ModelState.REMOVED:
         return stop_processes(model, ends=True, now=event.now)
     model, effects = _end(model, event, ends=True, now=event.now)

@@ -11,7 +11,10 @@ from llamasup.core.supervision.states import Policy
 
 
 class PoolOptions(Struct, frozen=True):
-    """``budget``: bytes by device, for all models together. ``policy``: for models without their own."""
+    """The options of a pool.
+
+    ``budget``: bytes by device, for all models together. ``policy``: for models without their own.
+    """
 
     budget: Mapping[str, int]
     policy: Policy = field(default_factory=Policy)

@@ -350,7 +350,7 @@ class Pool:
         return remaining(self.options.budget, (*others, own))
 
     def consequences_of(self, asked: ModelSnapshot, needs: Mapping[str, int]) -> Consequences:
-        """Of a request for the model, if it were absent and needed ``needs``. Changes nothing."""
+        """Predict a request for the model, if it were absent and needed ``needs``. Changes nothing."""
         from llamasup.core.pool.what_if import consequences  # here, to keep the start short
 
         models = {other.key: other.snapshot() for other in self.active if other.sized is not None}

@@ -17,7 +17,9 @@ from llamasup.core.supervision.states import Policy
 
 
 class Runners:
-    """``folder`` is the run folder. ``log_path``: model name → file for the output of its server."""
+    """The runners of all models. ``folder`` is the run folder. ``log_path``: model name → file for the output
+    of its server.
+    """
 
     def __init__(
         self,

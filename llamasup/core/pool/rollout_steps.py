@@ -253,7 +253,9 @@ def stopped_old(model: Model, event: ProcessesReleased) -> Outcome:
 
 
 def start_new(model: Model, event: SwapGranted) -> Outcome:
-    """If others must be evicted first, or a newer spec came meanwhile, this is an ordinary load."""
+    """Start the new processes. If others must be evicted first, or a newer spec came meanwhile, this is an
+    ordinary load.
+    """
     rollout = _rollout(model)
     assert rollout.target is not None
     if event.fits and rollout.target.is_of(model.spec):

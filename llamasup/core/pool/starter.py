@@ -1,4 +1,4 @@
-"""How the processes of a model are started (pure)."""
+"""Plans the processes of a model, one for each replica (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class PlannerFactory(Protocol):
 
 
 class Starter(Struct, frozen=True):
-    """``cwd``: of the processes (default: the run folder). ``awaits_memory``: see ``InstanceRunner``."""
+    """The options of the runners of a model.
+
+    ``cwd``: of the processes (default: the run folder). ``awaits_memory``: see ``InstanceRunner``.
+    """
 
     planner: PlannerFactory
     cwd: Path | None = None

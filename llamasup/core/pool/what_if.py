@@ -1,4 +1,4 @@
-"""What a load of a model with other settings would change: the memory, and the models it would evict."""
+"""Predicts a load of a model with other settings: the memory, and the models that it would evict."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from llamasup.core.pool.eviction_policy import Cordon, Evict, ModelSnapshot, Pha
 
 
 class Consequences(Struct, frozen=True):
-    """``evicts``: ids of the models that would be unloaded. ``rejected``: why it could never be loaded."""
+    """The effects of a load. ``evicts``: ids of the models that would be unloaded. ``rejected``: why it could
+    never be loaded.
+    """
 
     evicts: tuple[str, ...] = ()
     rejected: str = ""
 
 
 def consequences(snapshot: Snapshot, id_: str, needs: Mapping[str, int]) -> Consequences:
-    """Of a request for the model ``id_`` (a key of the snapshot), if it were absent and needed ``needs``.
+    """The consequences of a request for the model ``id_`` (a key of the snapshot), if it needed ``needs``.
 
     Idle models are evicted first. If they are not enough, the request waits until busy ones may be evicted,
     and then until those may go that are loading or have just been loaded.
@@ -56,9 +58,7 @@ def _read(actions: tuple[object, ...], id_: str) -> Consequences:
 
 
 def needed_and_free(needs: Mapping[str, int], free: Mapping[str, int]) -> Mapping[str, Any]:
-    """By device: the bytes that a model needs, the bytes that are free without an eviction, and whether the
-    former fit into the latter.
-    """
+    """Compare, by device, the bytes that a model needs with the bytes that are free without an eviction."""
     return {
         name: {
             "needed_bytes": needs.get(name, 0),

@@ -1,4 +1,4 @@
-"""Why an instance serves no request now, and whether a request may wait for it (S9)."""
+"""Answers requests that an instance cannot serve now: why, and whether they may wait for it (S9)."""
 
 from __future__ import annotations
 

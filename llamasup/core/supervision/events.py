@@ -66,7 +66,7 @@ class ServerWarned(Struct, frozen=True):
 
 
 class LoadProgressed(Struct, frozen=True):
-    """How far the load of a model is, published about twice a second."""
+    """The progress of a model's load, published about twice a second."""
 
     model: str
     generation: int

@@ -19,7 +19,9 @@ def lacks_memory(error: LlamasupError) -> bool:
 def failure_of(
     last: Instance, exit_code: int | None = None, *, log: Path | None = None
 ) -> ServerFailed | GaveUp:
-    """``exit_code``: the child's own, if llamasup has to end with the same one. ``log``: the file to read if
+    """The error for a failed instance.
+
+    ``exit_code``: the child's own, if llamasup has to end with the same one. ``log``: the file to read if
     llamasup ends, because its command ``logs`` no longer shows it.
     """
     diagnosis = last.last

@@ -51,7 +51,7 @@ _MAX_SIZE_LINES: Final = 400
 
 
 class GenerationContext(Struct, frozen=True):
-    """What an instance gives to each of its generations.
+    """The parts of an instance that each of its generations uses.
 
     ``post`` takes the events. ``policy``, ``phase`` and ``start_failure`` are functions because they change
     during a generation. ``start_failure``: why llamasup kills the child before it was ready, if it does.

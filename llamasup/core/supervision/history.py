@@ -50,7 +50,7 @@ class History:
         self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
 
     def add(self, time: datetime, event: Event, state: State, generation: int) -> None:
-        """``state`` and ``generation``: after the event."""
+        """Add a record of ``event``. ``state`` and ``generation`` are those after it."""
         cause: str = event.diagnosis.cause if hasattr(event, "diagnosis") else ""
         record = Record(time, _name(event), state, generation, cause)
         if self._records and replace(self._records[-1], time=time, count=1) == record:

@@ -1,4 +1,4 @@
-"""What is true of every instance after every event. Checked by the tests, and by asyncio's debug mode."""
+"""Checks what is true of every instance after every event, in the tests and in asyncio's debug mode."""
 
 from __future__ import annotations
 

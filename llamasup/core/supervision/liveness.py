@@ -100,7 +100,7 @@ class LivenessState(Struct, frozen=True):
 
 
 class Checks(Struct, frozen=True):
-    """Which checks to make next."""
+    """The checks to make next."""
 
     health: bool
     progress: bool
@@ -113,7 +113,7 @@ class Action(Enum):
 
 
 def required_checks(state: LivenessState, traffic: Traffic, policy: LivenessPolicy) -> Checks:
-    """As few as possible: none while responses arrive, and only ``/health`` of an idle server."""
+    """Choose the fewest checks: none while responses arrive, and only ``/health`` of an idle server."""
     if _has_traffic(state.traffic, traffic, policy):
         return Checks(health=False, progress=False)
     return Checks(health=True, progress=traffic.in_flight > 0)
@@ -122,7 +122,7 @@ def required_checks(state: LivenessState, traffic: Traffic, policy: LivenessPoli
 def assess(
     state: LivenessState, observed: Observation, policy: LivenessPolicy
 ) -> tuple[LivenessState, Action | Diagnosis]:
-    """What to do after a check; a Diagnosis means that the server has failed."""
+    """Decide what to do after a check; a Diagnosis means that the server has failed."""
     busy = _is_busy(state, observed, policy)
     progressed = _made_progress(state, observed, policy)
     state = replace(

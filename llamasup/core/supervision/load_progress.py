@@ -1,4 +1,4 @@
-"""How far a load is, and when it ends: samples of the process in, percent and remaining time out (pure).
+"""Estimates the progress of a load: samples of the process in, percent and remaining time out (pure).
 
 ``load_watch.py`` takes the samples. A load has four stages (``planning/measured/load_times.py``):
 
@@ -285,7 +285,7 @@ class LoadEstimate(Struct, frozen=True):
                 return self._rest_of_warm_up_s(in_stage_s)
 
     def _weights_s(self, earlier: LoadTimes) -> float:
-        """Of the whole stage, at the speed of the last load."""
+        """The time of the whole stage at the speed of the last load."""
         if not self._knows_weights or not earlier.weights_bytes:
             return earlier.weights_s
         return earlier.weights_s * self.facts.weights_bytes / earlier.weights_bytes
@@ -298,13 +298,13 @@ class LoadEstimate(Struct, frozen=True):
 
     @property
     def _target_bytes(self) -> int:
-        """By how much the anonymous memory will grow."""
+        """The bytes by which the anonymous memory will grow."""
         earlier = self.facts.earlier
         return (earlier.memory_bytes if earlier is not None else 0) or self.facts.memory_bytes
 
     @property
     def _memory_s(self) -> float:
-        """Of the whole stage."""
+        """The time of the whole stage."""
         earlier = self.facts.earlier
         if earlier is not None:
             return earlier.memory_s
@@ -327,7 +327,7 @@ class LoadEstimate(Struct, frozen=True):
 
     @property
     def _warm_up_s(self) -> float:
-        """Of the whole stage."""
+        """The time of the whole stage."""
         earlier = self.facts.earlier
         if earlier is not None:
             return earlier.warm_up_s
@@ -348,7 +348,7 @@ class LoadEstimate(Struct, frozen=True):
     # --- the reason
 
     def _reason(self, at_s: float) -> str:
-        """Why the remaining time has just grown."""
+        """The reason why the remaining time has just grown."""
         earlier = self.facts.earlier
         is_known = earlier is not None and self.facts.of_this_file
         than = "in the last load" if is_known else "expected"

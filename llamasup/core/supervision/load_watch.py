@@ -61,7 +61,7 @@ class LoadWatch:
 
     @property
     def progress(self) -> LoadProgress:
-        """As of the last sample."""
+        """The progress at the last sample."""
         return self._estimate.progress(self._clock() - self._began_s)
 
     @property

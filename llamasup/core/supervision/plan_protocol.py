@@ -43,7 +43,7 @@ class ChildPlan(Protocol):
 
     @property
     def parallel(self) -> int | None:
-        """None: unknown."""
+        """The number of slots; None: unknown."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class ChildPlan(Protocol):
 
     @property
     def slots(self) -> KeptSlots | None:
-        """Where the slots are saved; None: nowhere."""
+        """The folder for saved slots; None: slots are not saved."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class ChildPlan(Protocol):
 
     @property
     def reduced(self) -> tuple[Reduction, ...]:
-        """What is smaller than preferred, or than the user asked for."""
+        """The values that are smaller than preferred, or than the user asked for."""
         ...
 
     @property

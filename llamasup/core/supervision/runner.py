@@ -201,7 +201,7 @@ class InstanceRunner:
         return self._closed or is_last(self.instance)
 
     def unavailable(self) -> Unavailable:
-        """Why no request is served now, and whether a request may wait (S9)."""
+        """The reason why no request is served now, and whether a request may wait (S9)."""
         if self._closed:
             return STOPPING
         return unavailable(
@@ -221,7 +221,7 @@ class InstanceRunner:
 
     @property
     def load(self) -> LoadProgress | None:
-        """How far its start is, or when the next one ends; None if it does not start."""
+        """The progress of its start, or the time until the next one ends; None if it does not start."""
         match self.instance.state:
             case State.STARTING | State.LOADING | State.WARMING:
                 return self._load_progress()
@@ -238,7 +238,7 @@ class InstanceRunner:
         return asyncio.get_running_loop().time() - self._load_began_s
 
     def _load_progress(self) -> LoadProgress:
-        """Of the current start."""
+        """The progress of the current start."""
         generation = self._generation  # None until the child is spawned
         if generation is None:
             return LoadProgress(None, None, self._load_elapsed_s)
@@ -451,7 +451,7 @@ class InstanceRunner:
 
 
 def _ended(reason: str, diagnosis: Diagnosis | None) -> Unavailable:
-    """What the clients of running requests are told."""
+    """The error for the clients of running requests."""
     if diagnosis is None:
         return generation_ended(reason)
     message, remedy = redact_paths(diagnosis.message, ()), redact_paths(diagnosis.remedy, ())

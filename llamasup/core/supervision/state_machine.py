@@ -296,7 +296,7 @@ def expected_exit(transition: Transition) -> Outcome:
 
 
 def _reason_of_kill(transition: Transition) -> Diagnosis:
-    """Why llamasup killed the server, with what is known only after its end.
+    """The reason why llamasup killed the server, with what is known only after its end.
 
     A llama-server whose RPC worker hangs seems to hang itself; the workers are asked after its end. After a
     start that hung, the planner is asked.

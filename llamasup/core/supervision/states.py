@@ -74,7 +74,7 @@ class Policy(PolicyOptions, frozen=True, kw_only=True):
         return min(self.terminate_again_s, self.stop_timeout_s)
 
     def permits(self, slots: int | None) -> int | None:
-        """How many jobs a plan with ``slots`` runs at the same time; None: no limit.
+        """The number of jobs that a plan with ``slots`` runs at the same time; None: no limit.
 
         Without a queue in llamasup (``wait_timeout_s`` 0) the slots are no limit, because llama-server has
         a queue of its own; ``max_concurrent`` is.
@@ -163,7 +163,7 @@ class SpawnFailed(_Diagnosed, frozen=True):
 
 
 class Loading(_ChildEvent, frozen=True):
-    """``/health`` answers that the model is loading."""
+    """The answer of ``/health`` is that the model is loading."""
 
 
 class Progressed(_ChildEvent, frozen=True):
@@ -171,7 +171,7 @@ class Progressed(_ChildEvent, frozen=True):
 
 
 class Healthy(_ChildEvent, frozen=True):
-    """``/health`` answers 200."""
+    """The answer of ``/health`` is 200."""
 
 
 class WarmupSucceeded(_ChildEvent, frozen=True):

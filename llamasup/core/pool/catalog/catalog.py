@@ -174,7 +174,7 @@ class Catalog:
         self.pool.remove(managed, successor)
 
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
-        """``find``, but raises ModelUnknown, with similar names."""
+        """Find the model, or raise ModelUnknown with similar names."""
         managed = self.find(model, create=create)
         if managed is None:
             self.refuse_ambiguous(model)
@@ -247,7 +247,7 @@ class Catalog:
         return False
 
     def changes_to(self, registry: Registry) -> Changes:
-        """What ``apply`` would change."""
+        """The changes that ``apply`` would make."""
         before = {managed.spec.id: managed for managed in self.managed_models()}
         return changes(
             {id_: _as_listed(managed.spec) for id_, managed in before.items()},
@@ -308,5 +308,5 @@ _STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_a
 
 
 def _as_listed(spec: ModelSpec) -> ModelSpec:
-    """As a registry makes it: the pool adds the build."""
+    """The spec as a registry makes it, without the build, which the pool adds."""
     return replace(spec, runtime="", unproven=False)

@@ -31,12 +31,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_list(entries: Iterable[dict[str, Any]]) -> bytes:
-    """``/v1/models`` with these entries."""
+    """The body of ``/v1/models`` with these entries."""
     return _encode({"object": "list", "data": list(entries)})
 
 
 def encode_one(entry: dict[str, Any]) -> bytes:
-    """``/v1/models/{id}`` with this entry."""
+    """The body of ``/v1/models/{id}`` with this entry."""
     return _encode(entry)
 
 
@@ -77,7 +77,7 @@ class ModelListing:
         return encode_list(self.entries(allowed))
 
     def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
-        """``all``, not encoded."""
+        """The entries of ``all``, not encoded."""
         ids = sorted(self._ids, key=lambda model: model != self._default)
         listed = (entry for entry in map(self._look, ids) if allowed is None or allowed(entry.model))
         return map(self._entry, listed)
@@ -134,7 +134,7 @@ class ModelListing:
 
 
 def _abilities(facts: ModelFacts) -> dict[str, Any]:
-    """What its file says that it can do. Its chat template decides about tools and thinking."""
+    """The abilities of a model by its file. Its chat template decides about tools and thinking."""
     template = facts.chat_template
     return {
         "family": facts.architecture,
@@ -145,7 +145,7 @@ def _abilities(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _residence(listed: ListedModel) -> dict[str, Any]:
-    """Of a loaded model: its memory, and how long it stays."""
+    """The memory of a loaded model, and the time that it stays loaded."""
     if _STATUS[listed.phase] != "loaded":
         return {}
     needs = listed.needs

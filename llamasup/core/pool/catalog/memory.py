@@ -36,7 +36,7 @@ async def memory_of(models: Iterable[ManagedModel], budget: Mapping[str, int]) -
 
 
 def _launch_of(models: Sequence[ManagedModel]) -> Launch | None:
-    """Of any model that was sized: all have the same runtime."""
+    """The launch of any model that was sized: all have the same runtime."""
     sized = (managed.sized for managed in models)
     return next((found.launch for found in sized if found is not None and found.launch is not None), None)
 

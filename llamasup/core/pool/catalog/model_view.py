@@ -62,7 +62,7 @@ def model_view(managed: ManagedModel, now_s: float) -> ModelView:
 
 
 def unload_in_s(managed: ManagedModel, now_s: float) -> float | None:
-    """When the model will be unloaded if no request arrives before; None if unknown."""
+    """The time until the model is unloaded if no request arrives before; None if unknown."""
     ttl_s = managed.ttl_s
     if ttl_s == float("inf") or managed.spec.stay.pin or not managed.serves or managed.served.in_flight:
         return None

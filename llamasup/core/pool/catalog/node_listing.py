@@ -60,8 +60,8 @@ class NodeModel(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeListing(Struct, frozen=True):
-    """``node``: the id of the process, which is new at each start. ``left_out``: how many of its models are
-    not among ``models``, because there are too many.
+    """The models of one node. ``node``: the id of the process, which is new at each start. ``left_out``: how
+    many of its models are not among ``models``, because there are too many.
     """
 
     node: str
@@ -100,7 +100,7 @@ def read_listing(content: bytes) -> NodeListing:
 
 
 def read_in_slices(content: bytes) -> Iterator[NodeListing]:
-    """``read_listing`` in short steps. Each one returns what is read so far, the last one all."""
+    """Read a listing in short steps. Each one returns what is read so far, the last one all."""
     try:
         found = _decode(content)
         read = [raw for raw in found.models[:MAX_MODELS] if len(memoryview(raw)) <= MAX_MODEL_BYTES]

@@ -41,7 +41,7 @@ def node_listing(
     default: str | None,
     seen: Callable[[ResolvedModel], ResolvedModel | None] | None,
 ) -> bytes:
-    """``Backend.node_listing``. ``node``: the id of this node."""
+    """Encode the models of this node, for ``Backend.node_listing``. ``node``: its id."""
     shown = ((managed, resolved if seen is None else seen(resolved)) for managed, resolved in models)
     return encode_listing(
         node, (_node_model(managed, model, default) for managed, model in shown if model is not None)

@@ -36,7 +36,7 @@ class OnlyModel:
         return state if isinstance(state, Unavailable) else None
 
     def listing(self) -> None:
-        """None: llama-server answers /v1/models."""
+        """Returns None, because llama-server answers /v1/models."""
 
     def described(self) -> ModelListing:
         """The model as ``serve`` lists its models, for other APIs."""

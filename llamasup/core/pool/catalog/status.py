@@ -47,7 +47,7 @@ def state_of_managed(managed: ManagedModel) -> str:
 
 
 def wait_before_load(managed: ManagedModel, now_s: float) -> LoadProgress | None:
-    """What a requested model waits for before its processes start; None if they have started.
+    """The wait of a requested model before its processes start; None if they have started.
 
     ``now_s``: monotonic.
     """
@@ -76,7 +76,9 @@ def model_status(
     pinned: bool = False,
     awaits: LoadProgress | None = None,
 ) -> Mapping[str, Any]:
-    """``runners``: empty if it is not loaded. ``facts``: of its file, if known. ``state`` overrides that of
+    """The ``status`` object of one model.
+
+    ``runners``: empty if it is not loaded. ``facts``: of its file, if known. ``state`` overrides that of
     the processes; ``until``: the time of its unload, in ISO 8601. ``awaits``: its wait before the load.
 
     The caller fills in ``vram_bytes``, because the driver is slow.

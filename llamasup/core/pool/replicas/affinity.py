@@ -94,7 +94,7 @@ def _by_load(candidate: Candidate) -> tuple[float, int]:
 
 
 class Affinity(Generic[_Process]):
-    """Which process had which conversations. ``forget`` one when it ends, because its caches are gone."""
+    """The conversations of each process. ``forget`` a process when it ends, because its caches are gone."""
 
     __slots__ = ("_marks", "_turns")
 
@@ -115,17 +115,17 @@ class Affinity(Generic[_Process]):
 
     @property
     def turns(self) -> int:
-        """How many requests it has chosen a process for."""
+        """The number of requests that it has chosen a process for."""
         return self._turns
 
     def homes(self, processes: Sequence[_Process], conversation: Conversation | None) -> frozenset[_Process]:
-        """Those of ``processes``, which were added, with the longest useful part of it in their caches."""
+        """The ``processes`` with the longest useful part of it in their caches. All were added."""
         fits = [self._marks[process].fit(conversation) for process in processes]
         return frozenset(processes[index] for index in homes(fits))
 
     def pick(self, loads: Sequence[tuple[_Process, float]], conversation: Conversation | None) -> _Process:
-        """``loads``: each process that can take the request, with the part of its permits that is taken. All
-        of them were added.
+        """Choose a process for a request. ``loads``: each process that can take the request, with the part of
+        its permits that is taken. All of them were added.
         """
         before = [self._marks[process] for process, _ in loads]
         chosen = choose(

@@ -37,12 +37,12 @@ class LoadBalancer:
         return self._pick(endpoints, read_conversation(body) if infers else None, others)
 
     def pick_for(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
-        """As ``pick``, for a request that has waited."""
+        """``pick`` for a request that has waited."""
         return self._pick(endpoints, _notes_of(entry).conversation if entry.needs_permit else None)
 
     def preference(self, serving: Sequence[Endpoint]) -> Preference:
-        """Which waiting requests have most of their beginning in the cache of a free endpoint, or in none.
-        Long bodies are read a few at a time; until then they count as the latter.
+        """Prefer waiting requests that have most of their beginning in the cache of a free endpoint, or in no
+        cache. Long bodies are read a few at a time; until then they count as in no cache.
         """
         affinity = self._affinity
         self._add(serving)
@@ -90,7 +90,7 @@ def _load(endpoint: Endpoint) -> float:
 
 
 class _Notes(Struct):
-    """What is known of a waiting request. ``homes``: the endpoints that have most of it in their caches."""
+    """The notes on a waiting request. ``homes``: the endpoints that have most of it in their caches."""
 
     body: bytes
     conversation: Conversation | None

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class ReplicaSet:
-    """``policy`` limits the queue. Call all methods in the thread of the event loop.
+    """The processes of one model and their queue, which ``policy`` limits. Call all methods in the thread of
+    the event loop.
 
     ``on_wanted`` and ``on_unserved``: see ``RequestQueue``. ``on_idle`` is called each time the last lease
     ends. A request's callbacks call them: they may pause, resume, add and remove, and must return quickly.
@@ -70,7 +71,7 @@ class ReplicaSet:
 
     # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """``ServedModel.lease``. On the path of every request: a single process answers itself."""
+        """Lease an endpoint (``ServedModel``). On the path of every request: a single process answers itself."""
         if self._paused is not None:
             return self._paused
         if self._only is not None:

@@ -49,7 +49,9 @@ _NOW: Final[dict[Kind, str]] = {
 
 
 class Decision(Struct, frozen=True):
-    """``why``: the end of a sentence, such as `` because a request asked for it``. ``change``: what would
+    """A decision about a model.
+
+    ``why``: the end of a sentence, such as `` because a request asked for it``. ``change``: what would
     have to change for another decision, in sentences.
     """
 
@@ -96,5 +98,5 @@ class Decisions:
         return tuple(reversed(self._decisions))[:limit]
 
     def of(self, model: str) -> Sequence[Decision]:
-        """Those about ``model``, the newest first."""
+        """The decisions about ``model``, the newest first."""
         return tuple(decision for decision in self.last() if decision.model == model)

@@ -1,4 +1,4 @@
-"""Why a model is in its state, in sentences, from this state and the last decisions about it (pure)."""
+"""Explains the state of a model in sentences, with the last decisions about it (pure)."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class ModelView(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """``change``: what would have to change; empty if nothing has to."""
+    """The reasons for a state. ``change``: what would have to change; empty if nothing has to."""
 
     sentences: tuple[str, ...]
     change: tuple[str, ...] = ()
 
 
 def explain(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
-    """``decisions``: about this model, the newest first."""
+    """Explain the state of a model. ``decisions``: about this model, the newest first."""
     found = _state(view, decisions, now)
     queue = _queue(view)
     return Explanation(

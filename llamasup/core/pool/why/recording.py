@@ -60,7 +60,7 @@ def loaded(time: datetime, model: str, by: LoadedBy) -> Decision:
 
 
 def waiting(time: datetime, model: str, grounds: Grounds) -> Decision:
-    """Without the models that it waits for, which may change at any time."""
+    """Leaves out the models that it waits for, which may change at any time."""
     why = _lacks("it", grounds)
     return Decision(time, model, "wait", f" because {why}", waiting_change(grounds))
 
@@ -88,7 +88,7 @@ def updated(time: datetime, model: str) -> Decision:
 
 
 def build_changed(time: datetime, model: str, kind: BuildKind, build: str, why: str) -> Decision:
-    """``build``: the new one, or for ``return`` the old one. ``why``: a clause."""
+    """A change of the build. ``build``: the new one, or for ``return`` the old one. ``why``: a clause."""
     if kind == "keep":
         return Decision(time, model, kind, f": {build} is refused, because {why}", ("Use another build.",))
     return Decision(time, model, kind, f", {build}, because {why}")
@@ -149,7 +149,7 @@ def _evicted(for_id: str, grounds: Grounds | None) -> str:
 
 
 def _lacks(who: str, grounds: Grounds) -> str:
-    """What ``who`` wants and is not free. If all is free, a model that has waited longer gets it."""
+    """A clause: what ``who`` needs and is not free. If all is free, a model that waited longer gets it."""
     if not grounds.missing:
         return f"{who} needs memory that a model gets which has waited longer"
     return " and ".join(_lack(who, key, grounds.wanted[key], grounds.free[key]) for key in grounds.missing)
