@@ -22,7 +22,7 @@ from llamasup.core.planning.memory.shares import budget_of
 from llamasup.core.pool.eviction_policy import ResidencyPolicy
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.settings.sections import RuntimeChoice
-from llamasup.core.supervision.failure import lacks_memory
+from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.supervision.states import Policy
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.folders import models_folder

@@ -20,7 +20,7 @@ from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.processes import Runners
 from llamasup.core.proxy.backend import ModelList
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
-from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.not_serving import failure_of
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, RestartRequested, State
 from llamasup.core.system.process.log_tail import LogFiles

@@ -43,9 +43,9 @@ from llamasup.core.supervision.events import (
     Stopped,
     as_json,
 )
-from llamasup.core.supervision.failure import failure_of
 from llamasup.core.supervision.liveness import LivenessPolicy
-from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlanner
+from llamasup.core.supervision.not_serving import failure_of
+from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlanner, WorkerPlan
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import (
     Instance,
@@ -56,7 +56,6 @@ from llamasup.core.supervision.states import (
     State,
     StopRequested,
 )
-from llamasup.core.supervision.worker_plan import WorkerPlan
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.process.guardian import guarded_run_folder
 from llamasup.core.system.process.log_tail import LogFiles

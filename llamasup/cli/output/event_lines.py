@@ -34,9 +34,8 @@ from llamasup.core.supervision.events import (
     Stopped,
 )
 from llamasup.core.supervision.load_progress import LoadProgress
-from llamasup.core.supervision.plan_protocol import ChildPlan
+from llamasup.core.supervision.plan_protocol import ChildPlan, WorkerPlan
 from llamasup.core.supervision.states import State
-from llamasup.core.supervision.worker_plan import WorkerPlan
 from llamasup.core.system.text import memory_text, printable
 from llamasup.features.wrap.command_line import redacted_program
 from llamasup.features.wrap.planner import Wrapping

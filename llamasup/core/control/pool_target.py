@@ -37,7 +37,7 @@ from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.model_states import ModelState, is_proof_under_way
 from llamasup.core.pool.pool import Pool
 from llamasup.core.supervision.events import Bus
-from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.not_serving import failure_of
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import RestartRequested, StartRequested, State
 from llamasup.core.system.text import printable

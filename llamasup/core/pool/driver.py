@@ -45,7 +45,7 @@ from llamasup.core.pool.model_states import (
 from llamasup.core.pool.processes import Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.events import Bus, Downloading
-from llamasup.core.supervision.failure import failure_of
+from llamasup.core.supervision.not_serving import failure_of
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import (
     LIVE,

@@ -56,9 +56,8 @@ from llamasup.core.pool.why import recording
 from llamasup.core.pool.why.decision import Decisions
 from llamasup.core.pool.why.recording import LoadedBy
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.core.supervision.availability import STOPPING
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
-from llamasup.core.supervision.failure import lacks_memory
+from llamasup.core.supervision.not_serving import STOPPING, lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, State
 from llamasup.core.system.timers import DeadlineTimer

@@ -10,14 +10,13 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass
-from llamasup.core.http.address import Address
+from llamasup.core.http.address import Address, TcpAddress
+from llamasup.core.llama_server.argv_builder import Reason
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.draft_log import Drafted
 from llamasup.core.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.core.llama_server.slots.policy import KeptSlots
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
-
-__all__ = ["AnyPlanMaker", "ChildPlan", "FixedPlan", "FixedPlanner", "PlanMaker"]
 
 
 class ChildPlan(Protocol):
@@ -149,6 +148,15 @@ class FixedPlan(Struct, frozen=True):
     workers: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
     build: str = ""
+
+
+class WorkerPlan(FixedPlan, frozen=True, kw_only=True):
+    """The plan of one generation of an RPC worker. ``limit_bytes``: as in ``WorkerLine``."""
+
+    address: TcpAddress
+    limit_bytes: int | None
+    reasons: tuple[Reason, ...]
+    ignores_sigpipe: bool = True  # rpc-server would end if a client disconnects early (b11434)
 
 
 class FixedPlanner:

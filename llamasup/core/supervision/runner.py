@@ -21,17 +21,16 @@ from llamasup.core.models.redaction import redact_paths
 from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.unavailable import Unavailable, generation_ended
-from llamasup.core.queueing.wait_estimate import LOAD_WEIGHT, eta_text, smoothed, until_loaded_s
+from llamasup.core.queueing.wait_estimate import LOAD_WEIGHT, eta_text, smoothed
 from llamasup.core.supervision import probes, states
-from llamasup.core.supervision.availability import STOPPING, is_last, unavailable
 from llamasup.core.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.core.supervision.generation import Generation, GenerationContext, begin
 from llamasup.core.supervision.history import History
-from llamasup.core.supervision.invariants import violations
 from llamasup.core.supervision.load_progress import LoadProgress
+from llamasup.core.supervision.not_serving import STOPPING, is_last, unavailable
 from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.core.supervision.state_machine import InvalidTransition, advance
-from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State, violations
 from llamasup.core.system.process.exit import Exit
 
 if TYPE_CHECKING:
@@ -206,10 +205,9 @@ class InstanceRunner:
             return STOPPING
         return unavailable(
             self.instance,
-            load=(load := self._load_progress()),
-            ready_in_s=self._ready_in_s(load),
+            load=self._load_progress(),
             start_in_s=self._next_start_in_s(),
-            load_s=self.load_s or 0.0,
+            load_s=self.load_s,
             wait_timeout_s=self.policy.wait_timeout_s,
             answers_while_loading=self._answers_while_loading,
         )
@@ -243,10 +241,6 @@ class InstanceRunner:
         if generation is None:
             return LoadProgress(None, None, self._load_elapsed_s)
         return replace(generation.load.progress, elapsed_s=self._load_elapsed_s)
-
-    def _ready_in_s(self, load: LoadProgress) -> float:
-        """The estimated rest of a start."""
-        return until_loaded_s(self.load_s, load.elapsed_s) if load.eta_s is None else load.eta_s
 
     def set_policy(self, policy: Policy) -> None:
         """Apply a new policy, also to the current child."""

@@ -14,76 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.llama_server.diagnosis import WORKER_LOST, Diagnosis, may_be_of_a_request
+from llamasup.core.supervision import states
 from llamasup.core.supervision.backoff import recent_crashes, restart_delay_s
-from llamasup.core.supervision.states import (
-    AwaitIdle,
-    CloseEndpoint,
-    CrashExplained,
-    Drained,
-    Effect,
-    Event,
-    Exited,
-    Healthy,
-    Instance,
-    Kill,
-    KillRequested,
-    LivenessFailed,
-    Loading,
-    Policy,
-    Probe,
-    Progressed,
-    Report,
-    RestartRequested,
-    RestoreSlots,
-    SaveSlots,
-    SlotRestoreCorrupted,
-    SlotsRestored,
-    SlotsSaved,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    StartRequested,
-    StartupFailureLogged,
-    State,
-    StopRequested,
-    Terminate,
-    TimerFired,
-    WakeAt,
-    WarmUp,
-    WarmupFailed,
-    WarmupSucceeded,
-    Watch,
-)
+from llamasup.core.supervision.states import Event, Instance, Outcome, Policy, State, Transition
 from llamasup.errors import WorkerMissing
 
-__all__ = ["TABLE", "InvalidTransition", "advance", "is_stale"]
-
-Outcome = tuple[Instance, tuple[Effect, ...]]
-
-
-class Transition(Struct, frozen=True):
-    instance: Instance
-    event: Event
-    policy: Policy
-    now_s: float
-    roll: float
-
-    def with_instance(self, **changes: Any) -> Transition:
-        return replace(self, instance=replace(self.instance, **changes))
-
-    def deadline(self, after_s: float, **changes: Any) -> tuple[Instance, WakeAt]:
-        """Change the instance and set a new timer, which makes every earlier one stale."""
-        timer_id = self.instance.timer_id + 1
-        return replace(self.instance, timer_id=timer_id, **changes), WakeAt(timer_id, self.now_s + after_s)
-
-
 Step = Callable[[Transition], Outcome]
+Rows = Mapping[type[Event], Step]
+
+_STOPPING: Final = "the server is stopping"
 
 
 def ignore(transition: Transition) -> Outcome:
@@ -103,7 +47,7 @@ def _spawn(transition: Transition) -> Outcome:
         transferring_slots=False,
         next_start_s=None,
     )
-    return starting, (Spawn(starting.generation), wake)
+    return starting, (states.Spawn(starting.generation), wake)
 
 
 def reset_and_start(transition: Transition) -> Outcome:
@@ -121,9 +65,9 @@ def restart_now(transition: Transition) -> Outcome:
 
 
 def spawned(transition: Transition) -> Outcome:
-    assert isinstance(transition.event, Spawned)
+    assert isinstance(transition.event, states.Spawned)
     known = replace(transition.instance, keeps_slots=transition.event.keeps_slots, waits=0)
-    return known, (Probe(known.generation),)
+    return known, (states.Probe(known.generation),)
 
 
 def loading(transition: Transition) -> Outcome:
@@ -142,7 +86,7 @@ def healthy(transition: Transition) -> Outcome:
     if not transition.policy.warm_up:
         return warmup_succeeded(transition)
     warming, wake = transition.deadline(transition.policy.stall_timeout_s, state=State.WARMING)
-    return warming, (WarmUp(warming.generation), wake)
+    return warming, (states.WarmUp(warming.generation), wake)
 
 
 def warmup_succeeded(transition: Transition) -> Outcome:
@@ -152,7 +96,7 @@ def warmup_succeeded(transition: Transition) -> Outcome:
     restoring, wake = transition.deadline(
         transition.policy.slots_timeout_s, state=State.WARMING, transferring_slots=True
     )
-    return restoring, (RestoreSlots(restoring.generation), wake)
+    return restoring, (states.RestoreSlots(restoring.generation), wake)
 
 
 def serve(transition: Transition) -> Outcome:
@@ -164,14 +108,14 @@ def serve(transition: Transition) -> Outcome:
         transferring_slots=False,
         timer_id=transition.instance.timer_id + 1,
     )
-    return serving, (Watch(serving.generation),)
+    return serving, (states.Watch(serving.generation),)
 
 
 def drain(transition: Transition, *, restart_pending: bool = False) -> Outcome:
     draining, wake = transition.deadline(
         transition.policy.drain_timeout_s, state=State.DRAINING, restart_pending=restart_pending
     )
-    return draining, (AwaitIdle(draining.generation), wake)
+    return draining, (states.AwaitIdle(draining.generation), wake)
 
 
 def warmup_timeout(transition: Transition) -> Outcome:
@@ -185,7 +129,7 @@ def drained(transition: Transition) -> Outcome:
     if not transition.instance.keeps_slots:
         return terminate(transition)
     saving, wake = _save_slots(transition)
-    return saving, (SaveSlots(saving.generation), wake)
+    return saving, (states.SaveSlots(saving.generation), wake)
 
 
 def drain_timeout(transition: Transition) -> Outcome:
@@ -195,10 +139,10 @@ def drain_timeout(transition: Transition) -> Outcome:
     # The streams go on at the next server, which restores what this one has computed for them.
     saving, wake = _save_slots(transition)
     generation = saving.generation
-    return saving, (CloseEndpoint(generation, _STOPPING), SaveSlots(generation), wake)
+    return saving, (states.CloseEndpoint(generation, _STOPPING), states.SaveSlots(generation), wake)
 
 
-def _save_slots(transition: Transition) -> tuple[Instance, WakeAt]:
+def _save_slots(transition: Transition) -> tuple[Instance, states.WakeAt]:
     return transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
 
 
@@ -214,7 +158,7 @@ def terminate(transition: Transition) -> Outcome:
     timeout_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
     stopping, wake = transition.deadline(timeout_s, state=State.STOPPING, term_resent=term_resent)
     generation = stopping.generation
-    return stopping, (CloseEndpoint(generation, _STOPPING), Terminate(generation), wake)
+    return stopping, (states.CloseEndpoint(generation, _STOPPING), states.Terminate(generation), wake)
 
 
 def resend_sigterm(transition: Transition) -> Outcome:
@@ -222,7 +166,7 @@ def resend_sigterm(transition: Transition) -> Outcome:
         return kill(transition)
     timeout_s = transition.policy.stop_timeout_s - transition.policy.first_term_timeout_s
     stopping, wake = transition.deadline(timeout_s, term_resent=True)
-    return stopping, (Terminate(stopping.generation), wake)
+    return stopping, (states.Terminate(stopping.generation), wake)
 
 
 def terminate_and_restart(transition: Transition) -> Outcome:
@@ -235,7 +179,7 @@ def kill(transition: Transition) -> Outcome:
     )
     generation, kill_reason = stopping.generation, stopping.kill_reason
     reason = _STOPPING if kill_reason is None else kill_reason.message
-    return stopping, (CloseEndpoint(generation, reason, kill_reason), Kill(generation), wake)
+    return stopping, (states.CloseEndpoint(generation, reason, kill_reason), states.Kill(generation), wake)
 
 
 def _without_slots(transition: Transition) -> Transition:
@@ -272,7 +216,9 @@ def restart_after_exit(transition: Transition) -> Outcome:
 
 def fail_and_kill(transition: Transition) -> Outcome:
     """Kill a child that runs but does not work, and count that as a crash."""
-    if isinstance(transition.event, WarmupFailed | StartupFailureLogged | LivenessFailed):
+    if isinstance(
+        transition.event, states.WarmupFailed | states.StartupFailureLogged | states.LivenessFailed
+    ):
         kill_reason = transition.event.diagnosis
     else:
         seconds = transition.policy.stall_timeout_s
@@ -303,7 +249,7 @@ def _reason_of_kill(transition: Transition) -> Diagnosis:
     """
     event, kill_reason = transition.event, transition.instance.kill_reason
     assert kill_reason is not None
-    assert isinstance(event, Exited | SpawnFailed)
+    assert isinstance(event, states.Exited | states.SpawnFailed)
     if event.diagnosis.cause == WORKER_LOST:
         return event.diagnosis
     return replace(kill_reason, adjustment=kill_reason.adjustment or event.diagnosis.adjustment)
@@ -311,15 +257,15 @@ def _reason_of_kill(transition: Transition) -> Diagnosis:
 
 def exit_while_draining(transition: Transition) -> Outcome:
     instance, effects = expected_exit(transition)
-    return instance, (CloseEndpoint(transition.instance.generation, "llama-server ended"), *effects)
+    return instance, (states.CloseEndpoint(transition.instance.generation, "llama-server ended"), *effects)
 
 
 def unexpected_exit(transition: Transition) -> Outcome:
     """The child exited by itself."""
-    assert isinstance(transition.event, Exited | SpawnFailed)
+    assert isinstance(transition.event, states.Exited | states.SpawnFailed)
     diagnosis = transition.event.diagnosis
     instance, effects = _crashed(transition.with_instance(alive=False), diagnosis)
-    close = CloseEndpoint(transition.instance.generation, diagnosis.message, diagnosis)
+    close = states.CloseEndpoint(transition.instance.generation, diagnosis.message, diagnosis)
     return instance, (close, *effects)
 
 
@@ -337,13 +283,12 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
         return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
     crashes = recent_crashes(instance.crashes, now_s, policy)
     event = transition.event
-    is_explained = isinstance(event, Exited) and event.explained and may_be_of_a_request(diagnosis)
+    is_explained = isinstance(event, states.Exited) and event.explained and may_be_of_a_request(diagnosis)
     if not is_explained:  # else the first end that its request caused counts, until that is explained, too
         crashes = (*crashes, (now_s, instance.generation))
     transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
-        failed = _settled(transition.instance, State.FAILED)
-        return failed, (Report(failed.generation, diagnosis, None, by_us),)
+        return _report_and_fail(transition, diagnosis, by_us=by_us)
     since_s = instance.half_open_since_s
     is_half_open = since_s is not None and now_s - since_s < policy.window_s
     if not is_explained and (is_half_open or len(crashes) > policy.most_crashes):
@@ -362,13 +307,17 @@ def _give_up(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Ou
     delay_s = transition.policy.restart.half_open_s
     if delay_s is not None:
         return _report_and_wait(transition, diagnosis, State.FAILED, delay_s, by_us=by_us)
+    return _report_and_fail(transition, diagnosis, by_us=by_us)
+
+
+def _report_and_fail(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
     failed = _settled(transition.instance, State.FAILED)
-    return failed, (Report(failed.generation, diagnosis, None, by_us),)
+    return failed, (states.Report(failed.generation, diagnosis, None, by_us),)
 
 
 def _report_and_restart(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
     instance, effects = restart_now(transition)
-    return instance, (Report(transition.instance.generation, diagnosis, 0.0, by_us), *effects)
+    return instance, (states.Report(transition.instance.generation, diagnosis, 0.0, by_us), *effects)
 
 
 def _report_and_wait(
@@ -376,7 +325,7 @@ def _report_and_wait(
 ) -> Outcome:
     next_start_s = transition.now_s + delay_s
     waiting, wake = transition.deadline(delay_s, state=state, next_start_s=next_start_s)
-    return waiting, (Report(waiting.generation, diagnosis, delay_s, by_us), wake)
+    return waiting, (states.Report(waiting.generation, diagnosis, delay_s, by_us), wake)
 
 
 def settle(transition: Transition) -> Outcome:
@@ -388,135 +337,118 @@ def _settled(instance: Instance, state: State) -> Instance:
 
 
 def forget_crash(transition: Transition) -> Outcome:
-    assert isinstance(transition.event, CrashExplained)
+    assert isinstance(transition.event, states.CrashExplained)
     explained = transition.event.generation
     kept = tuple(crash for crash in transition.instance.crashes if crash[1] != explained)
     return replace(transition.instance, crashes=kept), ()
 
 
-TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
-    {
-        State.STOPPED: {
-            CrashExplained: forget_crash,
-            StartRequested: reset_and_start,
-            StopRequested: ignore,
-            KillRequested: ignore,
-            RestartRequested: reset_and_start,
-        },
-        State.STARTING: {
-            CrashExplained: forget_crash,
-            StartRequested: ignore,
-            StopRequested: terminate,
-            KillRequested: kill,
-            RestartRequested: terminate_and_restart,
-            Spawned: spawned,
-            SpawnFailed: unexpected_exit,
-            Loading: loading,
-            Progressed: progressed,
-            Healthy: healthy,
-            StartupFailureLogged: fail_and_kill,
-            Exited: unexpected_exit,
-            TimerFired: fail_and_kill,
-        },
-        State.LOADING: {
-            CrashExplained: forget_crash,
-            StartRequested: ignore,
-            StopRequested: terminate,
-            KillRequested: kill,
-            RestartRequested: terminate_and_restart,
-            Loading: ignore,
-            Progressed: progressed,
-            Healthy: healthy,
-            StartupFailureLogged: fail_and_kill,
-            Exited: unexpected_exit,
-            TimerFired: fail_and_kill,
-        },
-        State.WARMING: {
-            CrashExplained: forget_crash,
-            StartRequested: ignore,
-            StopRequested: terminate,
-            KillRequested: kill,
-            RestartRequested: terminate_and_restart,
-            Progressed: progressed,
-            WarmupSucceeded: warmup_succeeded,
-            WarmupFailed: fail_and_kill,
-            SlotsRestored: serve,
-            SlotRestoreCorrupted: kill_corrupted,
-            StartupFailureLogged: ignore,
-            Exited: unexpected_exit,
-            TimerFired: warmup_timeout,
-        },
-        State.READY: {
-            CrashExplained: forget_crash,
-            StartRequested: ignore,
-            StopRequested: drain,
-            KillRequested: kill,
-            RestartRequested: drain_and_restart,
-            Progressed: ignore,
-            SlotsRestored: ignore,
-            SlotRestoreCorrupted: drain_corrupted,
-            StartupFailureLogged: ignore,
-            LivenessFailed: fail_and_kill,
-            Exited: unexpected_exit,
-        },
-        State.DRAINING: {
-            CrashExplained: forget_crash,
-            StartRequested: restart_after_exit,
-            StopRequested: cancel_restart,
-            KillRequested: kill_and_cancel_restart,
-            RestartRequested: restart_after_exit,
-            Progressed: ignore,
-            SlotsRestored: ignore,
-            SlotRestoreCorrupted: discard_slots,
-            SlotsSaved: terminate,
-            StartupFailureLogged: ignore,
-            LivenessFailed: kill,
-            Drained: drained,
-            Exited: exit_while_draining,
-            TimerFired: drain_timeout,
-        },
-        State.STOPPING: {
-            CrashExplained: forget_crash,
-            StartRequested: restart_after_exit,
-            StopRequested: cancel_restart,
-            KillRequested: kill_and_cancel_restart,
-            RestartRequested: restart_after_exit,
-            Spawned: ignore,
-            SpawnFailed: expected_exit,
-            Loading: ignore,
-            Progressed: ignore,
-            Healthy: ignore,
-            WarmupSucceeded: ignore,
-            WarmupFailed: ignore,
-            SlotsRestored: ignore,
-            SlotRestoreCorrupted: ignore,
-            SlotsSaved: ignore,
-            StartupFailureLogged: ignore,
-            LivenessFailed: ignore,
-            Drained: ignore,
-            Exited: expected_exit,
-            TimerFired: resend_sigterm,
-        },
-        State.BACKOFF: {
-            CrashExplained: forget_crash,
-            StartRequested: restart_now,
-            StopRequested: settle,
-            KillRequested: settle,
-            RestartRequested: restart_now,
-            TimerFired: restart_now,
-        },
-        State.FAILED: {
-            CrashExplained: forget_crash,
-            StartRequested: reset_and_start,
-            StopRequested: settle,
-            KillRequested: settle,
-            RestartRequested: reset_and_start,
-            TimerFired: try_half_open,
-        },
-    }
+# The rows that states share while a child starts, and while it ends.
+_STARTING: Rows = {
+    states.StartRequested: ignore,
+    states.StopRequested: terminate,
+    states.KillRequested: kill,
+    states.RestartRequested: terminate_and_restart,
+    states.Progressed: progressed,
+    states.Exited: unexpected_exit,
+}
+_ENDING: Rows = {
+    states.StartRequested: restart_after_exit,
+    states.StopRequested: cancel_restart,
+    states.KillRequested: kill_and_cancel_restart,
+    states.RestartRequested: restart_after_exit,
+}
+# Facts about a child that is killed or terminated already.
+_TOO_LATE: Rows = dict.fromkeys(
+    (
+        *(states.Spawned, states.Loading, states.Progressed, states.Healthy, states.StartupFailureLogged),
+        *(states.WarmupSucceeded, states.WarmupFailed, states.LivenessFailed, states.Drained),
+        *(states.SlotsRestored, states.SlotRestoreCorrupted, states.SlotsSaved),
+    ),
+    ignore,
 )
 
-_STOPPING: Final = "the server is stopping"
+_BY_STATE: Mapping[State, Rows] = {
+    State.STOPPED: {
+        states.StartRequested: reset_and_start,
+        states.StopRequested: ignore,
+        states.KillRequested: ignore,
+        states.RestartRequested: reset_and_start,
+    },
+    State.STARTING: {
+        **_STARTING,
+        states.Spawned: spawned,
+        states.SpawnFailed: unexpected_exit,
+        states.Loading: loading,
+        states.Healthy: healthy,
+        states.StartupFailureLogged: fail_and_kill,
+        states.TimerFired: fail_and_kill,
+    },
+    State.LOADING: {
+        **_STARTING,
+        states.Loading: ignore,
+        states.Healthy: healthy,
+        states.StartupFailureLogged: fail_and_kill,
+        states.TimerFired: fail_and_kill,
+    },
+    State.WARMING: {
+        **_STARTING,
+        states.WarmupSucceeded: warmup_succeeded,
+        states.WarmupFailed: fail_and_kill,
+        states.SlotsRestored: serve,
+        states.SlotRestoreCorrupted: kill_corrupted,
+        states.StartupFailureLogged: ignore,
+        states.TimerFired: warmup_timeout,
+    },
+    State.READY: {
+        states.StartRequested: ignore,
+        states.StopRequested: drain,
+        states.KillRequested: kill,
+        states.RestartRequested: drain_and_restart,
+        states.Progressed: ignore,
+        states.SlotsRestored: ignore,
+        states.SlotRestoreCorrupted: drain_corrupted,
+        states.StartupFailureLogged: ignore,
+        states.LivenessFailed: fail_and_kill,
+        states.Exited: unexpected_exit,
+    },
+    State.DRAINING: {
+        **_ENDING,
+        states.Progressed: ignore,
+        states.SlotsRestored: ignore,
+        states.SlotRestoreCorrupted: discard_slots,
+        states.SlotsSaved: terminate,
+        states.StartupFailureLogged: ignore,
+        states.LivenessFailed: kill,
+        states.Drained: drained,
+        states.Exited: exit_while_draining,
+        states.TimerFired: drain_timeout,
+    },
+    State.STOPPING: {
+        **_ENDING,
+        **_TOO_LATE,
+        states.SpawnFailed: expected_exit,
+        states.Exited: expected_exit,
+        states.TimerFired: resend_sigterm,
+    },
+    State.BACKOFF: {
+        states.StartRequested: restart_now,
+        states.StopRequested: settle,
+        states.KillRequested: settle,
+        states.RestartRequested: restart_now,
+        states.TimerFired: restart_now,
+    },
+    State.FAILED: {
+        states.StartRequested: reset_and_start,
+        states.StopRequested: settle,
+        states.KillRequested: settle,
+        states.RestartRequested: reset_and_start,
+        states.TimerFired: try_half_open,
+    },
+}
+TABLE: Mapping[State, Rows] = MappingProxyType(
+    {state: {states.CrashExplained: forget_crash, **rows} for state, rows in _BY_STATE.items()}
+)
 
 
 class InvalidTransition(RuntimeError):
@@ -534,7 +466,7 @@ def advance(
     now_s: float,
     roll: float,
     child_exited: bool = False,
-) -> tuple[Instance, tuple[Effect, ...]]:
+) -> Outcome:
     """The next instance and the effects to carry out, in order.
 
     ``now_s`` is a monotonic time in seconds; ``roll`` is uniform in [0, 1), for the jitter.
@@ -552,12 +484,14 @@ def advance(
 def is_stale(instance: Instance, event: Event, *, child_exited: bool = False) -> bool:
     """Whether ``advance`` drops the event, because its child has ended or its timer was replaced."""
     match event:
-        case StartRequested() | StopRequested() | KillRequested() | RestartRequested() | CrashExplained():
-            return False
-        case TimerFired(timer_id):
+        case states.TimerFired(timer_id):
             return timer_id != instance.timer_id
-        case Exited() | SpawnFailed() | SlotRestoreCorrupted():
+        case states.Exited() | states.SpawnFailed() | states.SlotRestoreCorrupted():
             # Corrupted slots are the reason for the exit, which is then no crash.
             return event.generation != instance.generation or not instance.alive
-        case _:
+        case states.CrashExplained():
+            return False
+        case states.ChildEvent():
             return event.generation != instance.generation or not instance.alive or child_exited
+        case _:
+            return False  # a request

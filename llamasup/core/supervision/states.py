@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
@@ -121,6 +124,28 @@ class Instance(Struct, frozen=True):
         return self.state is State.STOPPED or (self.state is State.FAILED and self.next_start_s is None)
 
 
+def violations(instance: Instance) -> Iterator[str]:
+    """The broken invariants, as sentences: what is true of every instance after every event.
+
+    The tests check them, and so does asyncio's debug mode.
+    """
+    state, alive = instance.state, instance.alive
+    if alive != (state in LIVE):
+        yield f"a child {'exists' if alive else 'is missing'} in state {state}"
+    if instance.next_start_s is not None and state not in {State.BACKOFF, State.FAILED}:
+        yield f"a start is due in state {state}"
+    if state is State.BACKOFF and instance.next_start_s is None:
+        yield "no start is due in state backoff"
+    if instance.restart_pending and state not in {State.DRAINING, State.STOPPING}:
+        yield f"a restart is pending in state {state}"
+    if instance.kill_reason is not None and state is not State.STOPPING:
+        yield f"a kill reason is left in state {state}"
+    if state is State.FAILED and instance.last is None:
+        yield "no diagnosis in state failed"
+    if instance.transferring_slots and not alive:
+        yield "slots of no child are transferred"
+
+
 # --- events: requests --------------------------------------------------------------------------------
 
 
@@ -143,78 +168,76 @@ class RestartRequested(Struct, frozen=True):
 # --- events about the child --------------------------------------------------------------------------
 
 
-class _ChildEvent(Struct, frozen=True):
+class ChildEvent(Struct, frozen=True):
     generation: int
 
 
-class _Diagnosed(Struct, frozen=True):
-    generation: int
+class Diagnosed(ChildEvent, frozen=True):
     diagnosis: Diagnosis
 
 
-class Spawned(Struct, frozen=True):
-    generation: int
+class Spawned(ChildEvent, frozen=True):
     pid: int
     keeps_slots: bool = False
 
 
-class SpawnFailed(_Diagnosed, frozen=True):
+class SpawnFailed(Diagnosed, frozen=True):
     pass
 
 
-class Loading(_ChildEvent, frozen=True):
+class Loading(ChildEvent, frozen=True):
     """The answer of ``/health`` is that the model is loading."""
 
 
-class Progressed(_ChildEvent, frozen=True):
+class Progressed(ChildEvent, frozen=True):
     """A sign of progress while starting: log lines, growing memory or bytes read."""
 
 
-class Healthy(_ChildEvent, frozen=True):
+class Healthy(ChildEvent, frozen=True):
     """The answer of ``/health`` is 200."""
 
 
-class WarmupSucceeded(_ChildEvent, frozen=True):
+class WarmupSucceeded(ChildEvent, frozen=True):
     """The child produced a token, an embedding or a score."""
 
 
-class WarmupFailed(_Diagnosed, frozen=True):
+class WarmupFailed(Diagnosed, frozen=True):
     pass
 
 
-class SlotsRestored(_ChildEvent, frozen=True):
+class SlotsRestored(ChildEvent, frozen=True):
     """All saved slots are restored, or there were none."""
 
 
-class SlotRestoreCorrupted(_ChildEvent, frozen=True):
+class SlotRestoreCorrupted(ChildEvent, frozen=True):
     """The child restored only a part of a slot. That part stays in the KV cache, where later requests would
     use it; only a new start removes it (#27068).
     """
 
 
-class SlotsSaved(_ChildEvent, frozen=True):
+class SlotsSaved(ChildEvent, frozen=True):
     """The slots are saved, as far as that was possible."""
 
 
-class StartupFailureLogged(_Diagnosed, frozen=True):
+class StartupFailureLogged(Diagnosed, frozen=True):
     """The log of a loading child shows that the start will fail."""
 
 
-class LivenessFailed(_Diagnosed, frozen=True):
+class LivenessFailed(Diagnosed, frozen=True):
     """The child runs but no longer serves: it does not answer, or its requests make no progress (S7, S8)."""
 
 
-class Drained(_ChildEvent, frozen=True):
+class Drained(ChildEvent, frozen=True):
     """The last running request has ended."""
 
 
-class Exited(_Diagnosed, frozen=True):
+class Exited(Diagnosed, frozen=True):
     """The child has exited and is reaped. ``explained``: a request that ran alone has ended two."""
 
     explained: bool = False
 
 
-class CrashExplained(_ChildEvent, frozen=True):
+class CrashExplained(ChildEvent, frozen=True):
     """One request has ended this child, and a later one."""
 
 
@@ -281,13 +304,12 @@ class AwaitIdle(_ChildEffect, frozen=True):
     pass
 
 
-class CloseEndpoint(Struct, frozen=True):
+class CloseEndpoint(_ChildEffect, frozen=True):
     """End running requests: llama-server itself would keep streams open until the next ping (b11434).
 
     Their clients get the reason, and ``diagnosis`` if the server did not end as requested.
     """
 
-    generation: int
     reason: str
     diagnosis: Diagnosis | None = None
 
@@ -305,10 +327,9 @@ class WakeAt(Struct, frozen=True):
     at_s: float
 
 
-class Report(Struct, frozen=True):
+class Report(_ChildEffect, frozen=True):
     """Publish that a child failed. ``restart_in_s`` None: no restart. ``by_us``: llamasup killed it."""
 
-    generation: int
     diagnosis: Diagnosis
     restart_in_s: float | None
     by_us: bool = False
@@ -328,3 +349,26 @@ Effect = (
     | WakeAt
     | Report
 )
+
+
+# --- transitions --------------------------------------------------------------------------------------
+
+Outcome = tuple[Instance, tuple[Effect, ...]]
+
+
+class Transition(Struct, frozen=True):
+    """The input of a step. ``now_s``: monotonic. ``roll``: uniform in [0, 1), for the jitter."""
+
+    instance: Instance
+    event: Event
+    policy: Policy
+    now_s: float
+    roll: float
+
+    def with_instance(self, **changes: Any) -> Transition:
+        return replace(self, instance=replace(self.instance, **changes))
+
+    def deadline(self, after_s: float, **changes: Any) -> tuple[Instance, WakeAt]:
+        """Change the instance and set a new timer, which makes every earlier one stale."""
+        timer_id = self.instance.timer_id + 1
+        return replace(self.instance, timer_id=timer_id, **changes), WakeAt(timer_id, self.now_s + after_s)

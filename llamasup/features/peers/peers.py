@@ -22,7 +22,7 @@ from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.node_listing import NodeListing
 from llamasup.core.queueing.endpoint import NodeLink
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.core.supervision.availability import STOPPING
+from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.core.system.text import sentence
 from llamasup.features.peers.explain import explain_nodes
 from llamasup.features.peers.groups import ModelGroup, groups_of

@@ -25,7 +25,7 @@ from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.model_states import ModelState
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.why import recording
-from llamasup.core.supervision.failure import lacks_memory
+from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.errors import (
     BuildRefused,

@@ -21,7 +21,7 @@ from llamasup.core.pool.model_states import (
     ProcessesServing,
     ProcessesStarting,
 )
-from llamasup.core.supervision.availability import NOT_RUNNING
+from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.states import Instance, Policy, State
 from tests.kit.async_tests import async_test
 

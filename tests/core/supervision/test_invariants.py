@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.supervision.invariants import violations
-from llamasup.core.supervision.states import Instance, State
+from llamasup.core.supervision.states import Instance, State, violations
 
 KILLED = Diagnosis("killed", "It was killed.", "", (), False, 75)
 

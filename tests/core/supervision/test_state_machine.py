@@ -15,9 +15,8 @@ from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import Adjustment, Change, PlanLimits
 from llamasup.core.supervision import states as lc
 from llamasup.core.supervision.backoff import HALF_OPEN_S, RestartPolicy
-from llamasup.core.supervision.invariants import violations
 from llamasup.core.supervision.state_machine import TABLE, InvalidTransition, advance, is_stale
-from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State, violations
 from tests.kit.extent import examples
 
 POLICY = Policy()

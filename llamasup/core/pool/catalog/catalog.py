@@ -27,7 +27,7 @@ from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.core.supervision.availability import STOPPING
+from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.errors import LlamasupError, ModelUnknown
 
 OnDemandFactory = Callable[[str], ModelSpec | None]

@@ -18,7 +18,7 @@ from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.queueing.wait_estimate import retry_after_s
 from llamasup.core.settings.repairs import Repairs
-from llamasup.core.supervision.availability import NOT_RUNNING
+from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy
 
@@ -71,7 +71,7 @@ class ReplicaSet:
 
     # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """Lease an endpoint (``ServedModel``). On the path of every request: a single process answers itself."""
+        """Lease an endpoint. It is on the path of every request, so a single process answers itself."""
         if self._paused is not None:
             return self._paused
         if self._only is not None:

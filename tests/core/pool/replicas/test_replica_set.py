@@ -19,8 +19,8 @@ from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
-from llamasup.core.supervision.availability import NOT_RUNNING, STOPPING
 from llamasup.core.supervision.events import Bus
+from llamasup.core.supervision.not_serving import NOT_RUNNING, STOPPING
 from llamasup.core.supervision.plan_protocol import AnyPlanMaker
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, State

@@ -1,20 +1,29 @@
-"""Why an instance serves no request, as a table of its states."""
+"""Why an instance does not serve: the answers to requests by state, and the errors for commands."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.supervision.availability import NOT_RUNNING, STOPPING, is_last, unavailable
 from llamasup.core.supervision.load_progress import LoadProgress
+from llamasup.core.supervision.not_serving import (
+    NOT_RUNNING,
+    STOPPING,
+    failure_of,
+    is_last,
+    lacks_memory,
+    unavailable,
+)
 from llamasup.core.supervision.states import Instance, State
+from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
 
 KILLED = Diagnosis("killed", "It was killed.", "Look for it.", (), False, 75)
 TIMES: dict[str, Any] = {
     "load": LoadProgress(43.2, 7.4, 5.0),
-    "ready_in_s": 7.0,
     "start_in_s": 20.0,
     "load_s": 5.0,
     "wait_timeout_s": 60.0,
@@ -22,10 +31,10 @@ TIMES: dict[str, Any] = {
 
 # state, changes of the instance, and then: message, cause, remedy, Retry-After, whether a request may wait
 TABLE: list[tuple[State, dict[str, Any], tuple[str, str, str, float | None, bool]]] = [
-    (State.STARTING, {}, ("Loading model", "loading", "", 7.0, True)),
-    (State.LOADING, {}, ("Loading model", "loading", "", 7.0, True)),
-    (State.WARMING, {}, ("Loading model", "loading", "", 7.0, True)),
-    (State.READY, {}, ("Loading model", "loading", "", 7.0, True)),  # its endpoint has just closed
+    (State.STARTING, {}, ("Loading model", "loading", "", 7.4, True)),
+    (State.LOADING, {}, ("Loading model", "loading", "", 7.4, True)),
+    (State.WARMING, {}, ("Loading model", "loading", "", 7.4, True)),
+    (State.READY, {}, ("Loading model", "loading", "", 7.4, True)),  # its endpoint has just closed
     (State.DRAINING, {}, ("The server is stopping", "stopping", "", None, False)),
     (State.DRAINING, {"restart_pending": True}, ("The server is restarting", "restarting", "", 5.0, True)),
     (State.STOPPING, {}, ("The server is stopping", "stopping", "", None, False)),
@@ -79,9 +88,18 @@ def test_load_has_its_progress(state: State) -> None:
     assert (why.percent, why.eta_s) == (43.2, 7.4)
 
 
-def test_retry_after_of_a_load_is_at_least_a_second() -> None:
-    times = TIMES | {"ready_in_s": 0.1}
-    assert unavailable(Instance(State.LOADING), **times, answers_while_loading=False).retry_after_s == 1.0
+@pytest.mark.parametrize(
+    ("eta_s", "load_s", "retry_after_s"),
+    [
+        (0.1, 5.0, 1.0),  # at least a second
+        (None, 8.0, 3.0),  # the last load took 8 s, and this one began 5 s ago
+        (None, None, 1.0),
+    ],
+)
+def test_retry_after_of_a_load(eta_s: float | None, load_s: float | None, retry_after_s: float) -> None:
+    times = TIMES | {"load": LoadProgress(None, eta_s, 5.0), "load_s": load_s}
+    why = unavailable(Instance(State.LOADING), **times, answers_while_loading=False)
+    assert why.retry_after_s == retry_after_s
 
 
 def test_folders_are_not_shown() -> None:
@@ -111,3 +129,54 @@ def test_last_server(instance: Instance, expected: bool) -> None:
 
 def test_constants_are_refusals() -> None:
     assert [STOPPING.queueable, NOT_RUNNING.queueable] == [False, False]
+
+
+def failed(*, deterministic: bool) -> Instance:
+    diagnosis = Diagnosis(
+        "flag_unknown", "It does not know --x.", "Leave it out.", ("E x",), deterministic, 2
+    )
+    return Instance(state=State.FAILED, last=diagnosis, crashes=((1.0, 1), (2.0, 2), (3.0, 3)))
+
+
+def test_deterministic_failure_has_its_own_or_the_childs_exit_code() -> None:
+    error = failure_of(failed(deterministic=True))
+    assert isinstance(error, ServerFailed)
+    assert (error.cause, error.exit_code, error.message) == ("flag_unknown", 2, "It does not know --x.")
+    assert (error.remedy, error.lines) == ("Leave it out.", ("E x",))
+    assert failure_of(failed(deterministic=True), 139).exit_code == 139
+
+
+def test_crash_loop_error_quotes_the_last_crash() -> None:
+    error = failure_of(failed(deterministic=False))
+    assert isinstance(error, GaveUp)
+    assert error.message == "Gave up after 3 crashes of llama-server. The last one: It does not know --x."
+    error = failure_of(replace(failed(deterministic=False), crashes=((3.0, 3),)))
+    assert error.message.startswith("Gave up after 1 crash of llama-server.")
+
+
+@pytest.mark.parametrize(
+    ("log", "remedy"),
+    [(None, "See its log (llamasup logs)."), (Path("/s/m.log"), f"See its log ({Path('/s/m.log')}).")],
+)
+def test_log_is_named_by_its_file_when_llamasup_ends(log: Path | None, remedy: str) -> None:
+    last = Diagnosis("unknown", "It ended.", "See its log (llamasup logs).", (), False, 75)
+    for instance in (Instance(state=State.FAILED), Instance(state=State.FAILED, last=last)):
+        assert failure_of(instance, log=log).remedy == remedy
+
+
+def test_failure_without_diagnosis_has_a_message() -> None:
+    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed for an unknown reason."
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (DoesNotFit("It does not fit."), True),
+        (ServerFailed("It does not fit.", cause="does_not_fit", exit_code=71), True),
+        (ServerFailed("No memory.", cause="out_of_memory_device", exit_code=71), True),
+        (ServerFailed("No such flag.", cause="flag_unknown", exit_code=2), False),
+        (GaveUp("It crashed too often."), False),
+    ],
+)
+def test_lacks_memory_covers_all_memory_causes(error: LlamasupError, *, lacks: bool) -> None:
+    assert lacks_memory(error) is lacks
