@@ -24,7 +24,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.pool.catalog.listing import ModelListing
+from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.dialect import OllamaDialect

@@ -12,7 +12,7 @@ from llamasup.core.auth.keys import ApiKey
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unknown_model, unnamed_model
 from llamasup.core.models.names import NameIndex
-from llamasup.core.pool.catalog.listing import encode_list, encode_one
+from llamasup.core.pool.catalog.model_listing import encode_list, encode_one
 from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 from llamasup.features.peers.groups import ModelGroup, why_not_served
 from llamasup.features.peers.membership import ExpectedModel

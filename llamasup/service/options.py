@@ -22,7 +22,7 @@ from llamasup.core.http.address import (
 )
 from llamasup.core.http.heads import HeadRules
 from llamasup.core.planning.facts import Launch
-from llamasup.core.pool.starter import Starter
+from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig

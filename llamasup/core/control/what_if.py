@@ -15,16 +15,12 @@ from llamasup.core.config.issues import ConfigIssues
 from llamasup.core.config.reading import read_text
 from llamasup.core.models.registry import with_options
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch
-from llamasup.core.planning.memory.shares import MemoryBudget, needs_of
-from llamasup.core.pool.estimate import prepare_listed
-from llamasup.core.pool.starter import devices_of, with_devices
+from llamasup.core.pool.estimate import admissions, prepare_listed
 from llamasup.core.settings.declaration import settings_of
 from llamasup.core.settings.model import ModelSettings
 from llamasup.errors import LlamasupError, NotAllowed, UsageInvalid
 
-_NOWHERE = Path("/nonexistent")
 _NAME = "model"
 # With these, the files and the flags have to be read again.
 _READ_AGAIN = ("mmproj", "draft_model", "extra", "loras", "devices", "replicas")
@@ -102,18 +98,11 @@ def plan_with(
         # Its paths and flags are complete; the other settings do not change them.
         kept = {name: getattr(launch.settings, name) for name in _AS_READ}
         launch = replace(launch, settings=structs.replace(changed.settings, **kept))
-    share = MemoryBudget(budget, alone=True, replicas=changed.replicas, devices=changed.options.devices or ())
     needs: Counter[str] = Counter()
-    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # the needs of one replica by its devices
     shown: Mapping[str, Any] = {}
     refused: LlamasupError | None = None
-    for number in range(changed.replicas):
-        own = devices_of(changed, number)
-        if own not in of_one:
-            planner = Planner(with_devices(launch, changed, number), _NOWHERE, budget=lambda: share)
-            admission = planner.admission()
-            of_one[own] = needs_of(admission.plan.memory, planner.devices)
-            refused = refused or planner.refused(admission)
-            shown = shown or planner.as_json(admission)
-        needs.update(of_one[own])
+    for planner, admission, own in admissions(changed, launch, budget):
+        refused = refused or planner.refused(admission)
+        shown = shown or planner.as_json(admission)
+        needs.update(own)
     return Planned(shown, dict(needs), refused)

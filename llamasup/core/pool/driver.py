@@ -17,7 +17,6 @@ from llamasup.core.llama_server.device_memory import await_freed, devices_now
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import RAM, MemoryBudget
 from llamasup.core.pool.answers import downloading
-from llamasup.core.pool.crashes import Crashes
 from llamasup.core.pool.estimate import SizedModel, Sizer
 from llamasup.core.pool.model_states import (
     Admit,
@@ -42,7 +41,7 @@ from llamasup.core.pool.model_states import (
     Stop,
     Withdraw,
 )
-from llamasup.core.pool.processes import Runners
+from llamasup.core.pool.processes import Crashes, Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.events import Bus, Downloading
 from llamasup.core.supervision.not_serving import failure_of

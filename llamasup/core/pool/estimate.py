@@ -1,15 +1,18 @@
-"""Sizes a model: downloads it if it is missing, and estimates its memory with a plan for it alone."""
+"""Sizes a model: downloads it if it is missing, and estimates its memory with a plan for it alone.
+
+The result says how its processes are started, one for each replica.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
@@ -17,12 +20,16 @@ from llamasup.core.hub.progress import Listener
 from llamasup.core.models.folder import look_at
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.attempts import Planner
-from llamasup.core.planning.facts import Launch, prepare, read_given, sibling_projector
+from llamasup.core.planning.facts import Launch, prepare, read_given, sibling_projector, with_name
+from llamasup.core.planning.ladder import Admission
 from llamasup.core.planning.memory.shares import MemoryBudget, needs_of
-from llamasup.core.pool.starter import Starter, devices_of, planned, with_devices
+from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.core.supervision.runner import prober_of
 from llamasup.errors import LlamasupError, ModelInvalid
 
 if TYPE_CHECKING:
+    from llamasup.core.llama_server.client import Prober
     from llamasup.core.pool.options import PoolOptions
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
@@ -30,6 +37,28 @@ Fetch = Callable[[str, Listener], Awaitable[Path]]
 
 _log = logging.getLogger(__name__)
 _NOWHERE = Path("/nonexistent")
+
+
+class PlannerFactory(Protocol):
+    def __call__(
+        self, name: str, number: int, folder: Path, prefix: str, share: Callable[[], MemoryBudget]
+    ) -> AnyPlanMaker:
+        """The planner of one replica. ``name``: of the model. ``folder``: the run folder, where its files
+        begin with ``prefix``. ``share``: its part of the memory now.
+        """
+        ...
+
+
+class Starter(Struct, frozen=True):
+    """The options of the runners of a model.
+
+    ``cwd``: of the processes (default: the run folder). ``awaits_memory``: see ``InstanceRunner``.
+    """
+
+    planner: PlannerFactory
+    cwd: Path | None = None
+    prober: Callable[[ChildPlan], Prober] = prober_of
+    awaits_memory: bool = False
 
 
 class SizedModel(Struct, frozen=True):
@@ -66,19 +95,55 @@ def estimate_model(
     Raises the errors of ``prepare`` and ``Planner.check``, such as DoesNotFit.
     """
     launch = prepare_listed(spec, runtime=runtime, environ=environ)
-    share = share_of(spec, budget, alone=True)
-    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # the needs of one replica by its devices
     needs: Counter[str] = Counter()
-    for number in range(spec.replicas):
-        own = devices_of(spec, number)
-        if own not in of_one:
-            planner = Planner(with_devices(launch, spec, number), _NOWHERE, budget=lambda: share)
-            admission = planner.admission()
-            if (refused := planner.refused(admission)) is not None:
-                raise refused
-            of_one[own] = needs_of(admission.plan.memory, planner.devices)
-        needs.update(of_one[own])
+    for planner, admission, own in admissions(spec, launch, budget):
+        if (refused := planner.refused(admission)) is not None:
+            raise refused
+        needs.update(own)
     return SizedModel(spec, launch, dict(needs), _as_found(spec, launch), planned(launch, spec))
+
+
+def admissions(
+    spec: ModelSpec, launch: Launch, budget: Mapping[str, int]
+) -> Iterator[tuple[Planner, Admission[LaunchPlan], Mapping[str, int]]]:
+    """Plan the model alone in ``budget``, once for the replicas that use the same devices.
+
+    Yields the planner, its plan, and the needs of these replicas: bytes by device.
+    """
+    share = share_of(spec, budget, alone=True)
+    replicas: dict[tuple[str, ...], list[int]] = {}  # their numbers by their devices
+    for number in range(spec.replicas):
+        replicas.setdefault(devices_of(spec, number), []).append(number)
+    for numbers in replicas.values():
+        planner = Planner(with_devices(launch, spec, numbers[0]), _NOWHERE, budget=lambda: share)
+        admission = planner.admission()
+        needs = needs_of(admission.plan.memory, planner.devices)
+        yield planner, admission, {device: size * len(numbers) for device, size in needs.items()}
+
+
+def planned(launch: Launch, spec: ModelSpec) -> Starter:
+    """Plan each process in its share of the memory."""
+
+    def planner(
+        name: str, number: int, folder: Path, prefix: str, share: Callable[[], MemoryBudget]
+    ) -> Planner:
+        return Planner(with_name(with_devices(launch, spec, number), name), folder, prefix, share)
+
+    return Starter(planner, awaits_memory=True)
+
+
+def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
+    """The launch of one replica."""
+    if spec.replicas == 1 or not spec.options.devices:
+        return launch
+    extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
+    return replace(launch, settings=structs.replace(launch.settings, extra=extra))
+
+
+def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
+    """The devices of one replica: each of several replicas uses one device."""
+    devices = spec.options.devices or ()
+    return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
 
 
 def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:

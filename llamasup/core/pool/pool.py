@@ -22,7 +22,6 @@ from llamasup.core.models.spec import KeepResult, ModelSpec
 from llamasup.core.planning.memory.shares import remaining
 from llamasup.core.pool import model_states as states
 from llamasup.core.pool.answers import pause_of, reason_of
-from llamasup.core.pool.crashes import Crashes
 from llamasup.core.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
 from llamasup.core.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.core.pool.eviction_policy import (
@@ -50,7 +49,7 @@ from llamasup.core.pool.model_states import (
 )
 from llamasup.core.pool.model_table import advance_model
 from llamasup.core.pool.options import PoolOptions
-from llamasup.core.pool.processes import Runners
+from llamasup.core.pool.processes import Crashes, Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why import recording
 from llamasup.core.pool.why.decision import Decisions
@@ -204,7 +203,7 @@ class Pool:
         if successor is not None:
             self._transfer(managed, successor)
         error = unknown_model(managed.spec.id)
-        answer = Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
+        answer = Unavailable.because(error)
         unknown = ModelUnknown(f"{error.message}.", remedy=error.remedy)
         self._post(managed, states.RemoveRequested(answer, unknown))
 

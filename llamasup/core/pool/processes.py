@@ -1,8 +1,9 @@
-"""Creates and drops the runners of models, each with its share of the memory."""
+"""Creates and drops the runners of models, each with its share of the memory, and counts their crashes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy
+
+_MAX_CRASHES = 1000  # a loop of crashes ends long before
 
 
 class Runners:
@@ -96,3 +99,23 @@ class Runners:
             self._planners.pop(runner, None)
             if (task := self._tasks.pop(runner, None)) is not None:
                 task.cancel()
+
+
+class Crashes:
+    """The crashes of servers that were ready: a start that fails may fail with every build."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, str]] = deque(maxlen=_MAX_CRASHES)
+        self._added = asyncio.Event()
+
+    def count(self, build: str, since_s: float, until_s: float = float("inf")) -> int:
+        """The number of crashes of ``build``, as ``ModelSpec.runtime`` names it. Times are monotonic."""
+        return sum(since_s <= at_s < until_s for at_s, crashed in self._last if crashed == build)
+
+    def add(self, build: str, at_s: float) -> None:
+        self._last.append((at_s, build))
+        self._added.set()
+        self._added = asyncio.Event()
+
+    async def another(self) -> None:
+        await self._added.wait()

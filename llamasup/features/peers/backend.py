@@ -7,8 +7,8 @@ from typing import Any
 
 from llamasup.core.models.access import ResolvedModel, unnamed_model
 from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.listing import ModelListing, encode_list, encode_one
-from llamasup.core.pool.catalog.route import ModelRoute
+from llamasup.core.pool.catalog.model_listing import ModelListing, encode_list, encode_one
+from llamasup.core.pool.replicas.replica_set import ModelRoute
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.features.peers.groups import ModelGroup, warm
 from llamasup.features.peers.known import KnownNode, NodeState

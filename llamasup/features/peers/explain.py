@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llamasup.core.pool.catalog.node_listing import NodeModel
-from llamasup.core.pool.why.explain import Explanation
+from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.wait_estimate import progress_text
 from llamasup.core.system.text import sentence
 from llamasup.features.peers.groups import ModelGroup

@@ -13,7 +13,7 @@ from llamasup.core.http.routes import Route, Work
 from llamasup.core.models.access import ResolvedModel, unknown_model, unnamed_model
 from llamasup.core.models.names import folded
 from llamasup.core.models.virtual import Candidate, candidates_of, spellings_of
-from llamasup.core.pool.catalog.listing import encode_list, encode_one
+from llamasup.core.pool.catalog.model_listing import encode_list, encode_one
 from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute, ServedModel
 from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import Unavailable

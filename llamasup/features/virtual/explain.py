@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from llamasup.core.http.routes import Work
-from llamasup.core.pool.why.explain import Explanation
+from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.wait_estimate import eta_text
 from llamasup.features.virtual.choice import RULE, choose

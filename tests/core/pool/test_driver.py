@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import MemoryBudget
-from llamasup.core.pool.crashes import Crashes
 from llamasup.core.pool.driver import DriverContext, ProcessDriver
 from llamasup.core.pool.estimate import SizedModel
 from llamasup.core.pool.model_states import (
@@ -21,6 +20,7 @@ from llamasup.core.pool.model_states import (
     ProcessesServing,
     ProcessesStarting,
 )
+from llamasup.core.pool.processes import Crashes
 from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.states import Instance, Policy, State
 from tests.kit.async_tests import async_test

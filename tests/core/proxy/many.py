@@ -10,7 +10,7 @@ from llamasup.core.http.address import UnixAddress
 from llamasup.core.models.access import resolved, unknown_model, unnamed_model
 from llamasup.core.models.names import NameIndex
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue

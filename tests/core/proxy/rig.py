@@ -22,7 +22,7 @@ import uvloop
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.observability.counters import RequestRecord
-from llamasup.core.pool.catalog.listing import ModelListing
+from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
 from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.listeners.tls import TlsContext

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.catalog.route import ModelRoute
-from llamasup.core.pool.replicas.replica_set import ReplicaSet
+from llamasup.core.pool.replicas.replica_set import ModelRoute, ReplicaSet
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.states import Policy
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model

@@ -14,7 +14,7 @@ from llamasup.core.gguf.facts import ChatTemplate, ModelFacts
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel, resolved, unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
-from llamasup.core.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ModelListing
+from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import ProxyConfig
 from llamasup.features.ollama.dialect import OllamaDialect
 from tests.core.proxy.key_files import keys_of

@@ -12,7 +12,7 @@ import pytest
 from llamasup.core.gguf.facts import ChatTemplate, FimTokens, ModelClass
 from llamasup.core.models.access import resolved
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.features.ollama.listing import features_of, read_list, read_one, running, shown, tags
 from llamasup.features.ollama.requests import Features

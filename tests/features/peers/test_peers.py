@@ -16,7 +16,7 @@ import pytest
 
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.listing import ModelListing
+from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel, encode_listing
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry

@@ -20,12 +20,12 @@ from llamasup.core.models.access import (
 from llamasup.core.models.diff import Changes, changes
 from llamasup.core.models.registry import Registry, Unknown
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ListedModel, ModelListing
-from llamasup.core.pool.catalog.node_models import listed_model, node_listing
-from llamasup.core.pool.catalog.route import ModelRoute
+from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.model_view import listed_model, node_listing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
+from llamasup.core.pool.replicas.replica_set import ModelRoute
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.errors import LlamasupError, ModelUnknown
@@ -210,7 +210,7 @@ class Catalog:
         if before is not None and model is not None and (before.resolve(model) or self.can_create(model)):
             return _REMOVING
         error = self._refusal(model)
-        return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
+        return Unavailable.because(error)
 
     def _listed(self, id_: str) -> ListedModel:
         managed = self.pool.managed_models[id_]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ModelListing
-from llamasup.core.pool.catalog.node_models import listed_model, node_listing
-from llamasup.core.pool.catalog.route import ModelRoute
+from llamasup.core.pool.catalog.model_listing import ModelListing
+from llamasup.core.pool.catalog.model_view import listed_model, node_listing
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
+from llamasup.core.pool.replicas.replica_set import ModelRoute
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.errors import ModelUnknown
 

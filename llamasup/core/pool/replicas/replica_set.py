@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.models.access import ResolvedModel
 from llamasup.core.queueing.endpoint import Endpoint, Lease, Serving, permits_of
 from llamasup.core.queueing.request_queue import Preference, QueueEntry, RequestQueue
 from llamasup.core.queueing.served_load import ServedLoad
@@ -233,3 +235,10 @@ def _retry_priority(why: Unavailable) -> tuple[bool, float]:
     if why.queueable:
         return False, why.retry_after_s or 0.0
     return True, not why.remedy
+
+
+class ModelRoute(Struct, frozen=True):
+    """The value that a catalog returns for a name: the model, and the processes that serve it."""
+
+    model: ResolvedModel
+    served: ReplicaSet

@@ -10,7 +10,7 @@ import pytest
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.models.access import ResolvedModel, resolved
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.settings.model import Settings
 from tests.core.planning.plans import GIB, bert, model

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from llamasup.core.pool.why import recording
 from llamasup.core.pool.why.decision import Decision
-from llamasup.core.pool.why.explain import Explanation, ModelView, explain
 from llamasup.core.pool.why.recording import of_event
+from llamasup.core.pool.why.state_reasons import Explanation, ModelView, explain
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading, ServerExited
 from llamasup.core.supervision.states import State
 from llamasup.errors import DoesNotFit
