@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from llamasup.core.observability.own_log import OwnLog
     from llamasup.core.proxy.live.requests import LiveRequests
 
-__all__ = ["ControlServer"]
-
 CLOSE_TIMEOUT_S = 1.0
 SHUTDOWN_POLL_S = 0.005
 
@@ -54,14 +52,23 @@ class ControlServer:
     ) -> None:
         listening = listen(socket_path)
         self.endpoint = Endpoint("", 0, listening.address, listening.key, mark=THROUGH_PROXY + b": 1\r\n")
-        self._control_target = control_target
-        self._metrics = metrics
-        self._requests = requests
-        self._last_hour = last_hour
-        self._make_console = make_console
-        self._usage = usage
-        self._own_log = own_log
-        self._more_routes = more_routes
+
+        def make_application(tasks: asyncio.TaskGroup) -> Application:
+            from llamasup.core.control.routes import Application
+
+            return Application(
+                control_target,
+                metrics,
+                requests,
+                last_hour,
+                tasks,
+                make_console,
+                usage=usage,
+                own_log=own_log,
+                more_routes=more_routes,
+            )
+
+        self._make_application = make_application
         self._listener = listening.sock
         self._key = listening.key
         self._first: Incoming | None = None
@@ -115,8 +122,6 @@ class ControlServer:
     def _load(self, tasks: asyncio.TaskGroup) -> tuple[uvicorn.Server, Application]:
         import uvicorn
 
-        from llamasup.core.control.routes import Application
-
         class Server(uvicorn.Server):
             """A server that does without uvicorn's clock, which wakes up ten times a second."""
 
@@ -137,17 +142,7 @@ class ControlServer:
                     await asyncio.sleep(SHUTDOWN_POLL_S)
 
         end = self._end
-        application = Application(
-            self._control_target,
-            self._metrics,
-            self._requests,
-            self._last_hour,
-            tasks,
-            self._make_console,
-            usage=self._usage,
-            own_log=self._own_log,
-            more_routes=self._more_routes,
-        )
+        application = self._make_application(tasks)
         config = uvicorn.Config(
             application.asgi if self._key is None else with_key(application.asgi, self._key),
             interface="asgi3",

@@ -9,8 +9,6 @@ from starlette.requests import Request
 
 from llamasup.errors import BodyTooLarge, UsageInvalid
 
-__all__ = ["MAX_BYTES", "read_body"]
-
 MAX_BYTES = 4 << 20  # the largest config, written as a string of JSON
 
 Body = TypeVar("Body")

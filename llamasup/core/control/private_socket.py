@@ -21,8 +21,6 @@ from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import atomic_write
 from llamasup.core.system.text import INVALID_JSON
 
-__all__ = ["SOCKET_NAME", "THROUGH_PROXY", "Listening", "Reached", "client_of", "listen", "reach", "with_key"]
-
 SOCKET_NAME = "control.sock"
 """In a run folder."""
 

@@ -29,7 +29,6 @@ from llamasup.core.control.interface import (
 )
 from llamasup.core.control.json_body import read_body
 from llamasup.core.control.private_socket import THROUGH_PROXY
-from llamasup.core.control.pull import pull_stream
 from llamasup.core.control.request_updates import RequestUpdates
 from llamasup.core.control.streams import (
     MAX_PULLS,
@@ -39,6 +38,7 @@ from llamasup.core.control.streams import (
     event_stream,
     log_stream,
     open_log,
+    pull_stream,
 )
 from llamasup.core.http.errors import error_object, type_of
 from llamasup.core.observability.counters import Metrics
@@ -51,8 +51,6 @@ from llamasup.core.system.hardware.nvml import vram_by_process
 from llamasup.core.system.process.log_tail import MAX_LINES, LogTail
 from llamasup.core.system.text import json_text
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
-
-__all__ = ["Application"]
 
 PREFIX = "/llamasup/v1"
 USUAL_LINES = 200

@@ -1,4 +1,4 @@
-"""Responses without an end: the event stream and followed logs.
+"""Responses that stay open: the event stream, followed logs, and the progress of a download.
 
 A stream has a bounded queue, or reads a file as fast as its client does, so a client that stops reading costs
 no more than that. Streams end with llamasup.
@@ -7,32 +7,28 @@ no more than that. Streams end with llamasup.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from llamasup.core.control.interface import ControlTarget
+from llamasup.core.control.interface import ControlTarget, Fetch
 from llamasup.core.control.request_updates import REQUESTS_INTERVAL_S, RequestUpdates
+from llamasup.core.http.errors import error_object
+from llamasup.core.hub.progress import Listener, Progress
 from llamasup.core.observability.own_log import OwnLogTail
 from llamasup.core.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
 from llamasup.core.system.process.log_tail import LogTail
 from llamasup.core.system.text import json_text
-from llamasup.errors import Conflict, LogMissing
+from llamasup.errors import Conflict, LlamasupError, LogMissing, Stopping
 
-__all__ = [
-    "MAX_WAITING",
-    "Stream",
-    "Streams",
-    "TooManyStreams",
-    "event_stream",
-    "log_stream",
-    "open_log",
-]
+_log = logging.getLogger(__name__)
 
 # A start has about six events: forty models that start at once, or one that crashed forty times.
 MAX_WAITING = 256
@@ -250,9 +246,8 @@ async def log_stream(
     with streams.waking() as wake:
         while True:
             wake.clear()
-            is_last = (
-                not follow or streams.ended or not is_open()
-            )  # checked before reading, to send all lines before the end
+            # Checked before reading, to send all lines before the end.
+            is_last = not follow or streams.ended or not is_open()
             # In a thread: the disk may be slow.
             if chunk := await asyncio.to_thread(log.read):
                 yield chunk
@@ -262,3 +257,53 @@ async def log_stream(
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await wake.wait()
+
+
+# --- downloads ---------------------------------------------------------------------------------------
+
+
+async def pull_stream(
+    fetch: Fetch, streams: Streams, tasks: asyncio.TaskGroup, *, keepalive_s: float = KEEPALIVE_S
+) -> AsyncGenerator[bytes]:
+    """Server-sent events: ``progress``, and at the end ``done`` or ``error``. The download ends with the
+    stream, unless other requests wait for it.
+    """
+    seen: Progress | None = None  # the last progress that is not sent yet
+    with streams.waking() as wake:
+
+        def moved(progress: Progress) -> None:
+            nonlocal seen
+            seen = progress
+            wake.set()
+
+        task = tasks.create_task(_outcome_of(fetch, moved), name="control/pull")
+        task.add_done_callback(lambda _: wake.set())
+        try:
+            while not (task.done() or streams.ended):
+                wake.clear()
+                if seen is not None:
+                    frame = _frame({"event": "progress", **structs.asdict(seen)})
+                    seen = None
+                    yield frame
+                try:
+                    async with asyncio.timeout(keepalive_s):
+                        await wake.wait()
+                except TimeoutError:
+                    yield b": keepalive\n\n"
+            ended = task.done() and not task.cancelled()
+            error = task.result() if ended else Stopping("llamasup is stopping.", remedy="Start it again.")
+            yield _frame({"event": "done"} if error is None else {"event": "error", **error_object(error)})
+        finally:
+            task.cancel()
+
+
+async def _outcome_of(fetch: Fetch, moved: Listener) -> LlamasupError | None:
+    """The error of a download, which must not end llamasup."""
+    try:
+        await fetch(moved)
+    except LlamasupError as error:
+        return error
+    except Exception as error:
+        _log.exception("a download failed")
+        return LlamasupError(f"Internal error in llamasup: {type(error).__name__}.", remedy="See its log.")
+    return None

@@ -15,26 +15,6 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-__all__ = [
-    "COUNT",
-    "HALF_LIFE_S",
-    "MAX_STEPS",
-    "RAM",
-    "UNUSED",
-    "Candidate",
-    "Cost",
-    "Demand",
-    "Resource",
-    "Use",
-    "add",
-    "cheapest_set",
-    "demand",
-    "devices",
-    "lacking",
-    "take",
-]
-
-
 Kind = Literal["memory", "count", "group"]
 
 Resource = tuple[Kind, str]

@@ -49,46 +49,6 @@ from llamasup.core.pool.model_states import (
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading
 from llamasup.errors import LlamasupError
 
-__all__ = [
-    "Outcome",
-    "Step",
-    "begin_rollout",
-    "budget_changed",
-    "change_absent_spec",
-    "change_failed_spec",
-    "cordon",
-    "download_progressed",
-    "end_rollout",
-    "fail",
-    "forget_failure",
-    "forget_spec",
-    "ignore",
-    "load",
-    "measure",
-    "processes_failed",
-    "refuse",
-    "release",
-    "release_only",
-    "released",
-    "remove",
-    "removed_released",
-    "roll_out",
-    "serving",
-    "settle",
-    "sized",
-    "sizing_failed",
-    "starting",
-    "stop",
-    "stop_processes",
-    "stop_stray",
-    "uncordon",
-    "unload",
-    "unwanted",
-    "update_spec",
-    "want",
-    "with_status",
-]
-
 Outcome = tuple[Model, tuple[Effect, ...]]
 Step = Callable[[Model, Any], Outcome]
 Effects = tuple[Effect, ...]

@@ -48,8 +48,6 @@ from llamasup.core.pool.model_states import (
 )
 from llamasup.core.pool.model_steps import Outcome, Step, ignore
 
-__all__ = ["TABLE", "InvalidModelEvent", "Place", "advance_model", "is_stale", "place_of"]
-
 Place = ModelState | RolloutStep
 Rows = Mapping[type[Event], Step]
 

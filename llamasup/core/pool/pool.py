@@ -65,8 +65,6 @@ from llamasup.errors import BuildUnproven, Conflict, DoesNotFit, LlamasupError, 
 if TYPE_CHECKING:
     from llamasup.core.pool.what_if import Consequences
 
-__all__ = ["DEMAND_TTL_S", "Pool"]
-
 _log = logging.getLogger(__name__)
 
 # A model that failed is loaded again for the first request after this time. Memory that another program uses

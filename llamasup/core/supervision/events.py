@@ -20,23 +20,6 @@ from llamasup.core.supervision.states import State
 from llamasup.core.system.process.exit import Exit
 from llamasup.errors import GaveUp, LlamasupError, ServerFailed
 
-__all__ = [
-    "Bus",
-    "ConfigRejected",
-    "Downloading",
-    "LoadFailed",
-    "LoadProgressed",
-    "ModelUnloading",
-    "ModelsChanged",
-    "PublishedEvent",
-    "Ready",
-    "ServerExited",
-    "ServerWarned",
-    "StateChanged",
-    "Stopped",
-    "as_json",
-]
-
 PROTOCOL = 1
 
 

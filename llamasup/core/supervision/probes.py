@@ -42,17 +42,6 @@ from llamasup.core.system.hardware.usage import cpu_usage, memory_usage
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
 
-__all__ = [
-    "check_liveness",
-    "probe",
-    "query_context_window",
-    "record_load",
-    "restore_slots",
-    "save_slots",
-    "warm_up",
-    "watch_progress",
-]
-
 _SAMPLE_INTERVAL_S: Final = 0.25
 _FIRST_INTERVAL_S: Final = 0.05
 _PROGRESS_INTERVAL_S: Final = 1.0

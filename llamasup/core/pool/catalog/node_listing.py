@@ -18,8 +18,6 @@ from llamasup.core.pool.state import STATES
 from llamasup.core.settings.names import why_not_a_name, why_not_an_alias
 from llamasup.core.supervision.states import State
 
-__all__ = ["READY", "NodeListing", "NodeModel", "encode_listing", "read_in_slices", "read_listing"]
-
 READY = "ready"
 MAX_MODELS = 1000
 MAX_ALIASES = 32

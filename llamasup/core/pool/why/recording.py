@@ -14,22 +14,6 @@ from llamasup.core.pool.why.decision import Decision
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading, PublishedEvent, ServerExited
 from llamasup.core.system.text import memory_text
 
-__all__ = [
-    "BuildKind",
-    "LoadedBy",
-    "build_changed",
-    "closed",
-    "loaded",
-    "of_event",
-    "opened",
-    "reduced",
-    "reductions_text",
-    "restarted",
-    "updated",
-    "waiting",
-    "waiting_text",
-]
-
 BuildKind = Literal["upgrade", "keep", "return"]
 
 LoadedBy = Literal["request", "command", "preload", "start", "update"]
