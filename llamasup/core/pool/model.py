@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.answers import pause_of, reason_of
 from llamasup.core.pool.cheapest_set import UNUSED
 from llamasup.core.pool.driver import ProcessDriver
 from llamasup.core.pool.estimate import SizedModel
@@ -251,19 +252,42 @@ class ManagedModel:
         self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
         return requests
 
+    # --- those who wait for it
+
+    def tell_queue(self) -> None:
+        """Tell the queue the current answer to requests, if it has changed."""
+        served = self.served
+        reason = reason_of(self.model), self.retry_at_s if self.error is not None else 0.0
+        if reason != self.reason:
+            self.reason = why, retry_at_s = reason
+            if why is None or self.error is None:
+                served.unavailable_reason = why
+            else:
+                served.fail(why, retry_at_s)
+        pause = pause_of(self.model, awaited=bool(self.load_waiters))
+        if pause != self.pause:
+            self.pause = pause
+            if pause is None:
+                served.resume()
+            else:
+                served.pause(pause)
+
     def resolve_unload_waiters(self) -> None:
         """End the pending ``unload`` commands."""
         unload_waiters, self.unload_waiters = self.unload_waiters, []
-        for waiter in unload_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _resolve(unload_waiters, None)
 
     def resolve_load_waiters(self, error: LlamasupError | None = None) -> None:
         """End the pending ``load`` commands."""
         load_waiters, self.load_waiters = self.load_waiters, []
-        for waiter in load_waiters:
-            if not waiter.done():
-                if error is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(error)
+        _resolve(load_waiters, error)
+
+
+def _resolve(waiters: Iterable[asyncio.Future[None]], error: LlamasupError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

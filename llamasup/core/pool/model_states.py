@@ -132,6 +132,19 @@ class Model(Struct, frozen=True):
     made: int = 0
     """The last number of a sizing or of processes."""
 
+    @property
+    def holding(self) -> tuple[Processes, ...]:
+        """The processes that hold memory."""
+        return tuple(
+            processes
+            for processes in (self.current, self.old)
+            if processes is not None and processes.status in HOLDING
+        )
+
+    def is_old(self, id_: int) -> bool:
+        """Whether a rollout replaces these processes."""
+        return self.old is not None and self.old.id == id_
+
     def __repr__(self) -> str:
         step = "" if self.rollout is None else f", rollout {self.rollout.step}"
         return f"<Model {self.spec.id!r}: {self.state}{step}, {self.current}, old {self.old}>"
@@ -161,15 +174,11 @@ def phase_of(model: Model) -> Phase:
                 return Phase.RESIDENT if is_serving else Phase.LOADING
             return Phase.LOADING  # it must not be evicted during a swap, also while the old processes serve
         case ModelState.REMOVED:
-            return Phase.UNLOADING if _holds(model.current) or _holds(model.old) else Phase.ABSENT
-        case ModelState.FAILED if _holds(model.current):
+            return Phase.UNLOADING if model.holding else Phase.ABSENT
+        case ModelState.FAILED if model.current in model.holding:
             return Phase.UNLOADING  # a replica that tries again by itself is stopped
         case _:
             return Phase(model.state.value)
-
-
-def _holds(processes: Processes | None) -> bool:
-    return processes is not None and processes.status in HOLDING
 
 
 def old_needs_of(model: Model) -> Mapping[str, int]:

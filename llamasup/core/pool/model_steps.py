@@ -11,7 +11,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from llamasup.core.pool.model_states import (
-    HOLDING,
     Announce,
     CancelSizing,
     Cordoned,
@@ -83,7 +82,7 @@ def end_rollout(model: Model, error: LlamasupError | None = None) -> Outcome:
 
 def with_status(model: Model, id_: int, status: ProcessesStatus) -> Model:
     """The model with this status of its current or old processes."""
-    if model.old is not None and model.old.id == id_:
+    if model.is_old(id_):
         return replace(model, old=Processes(id_, status))
     return replace(model, current=Processes(id_, status))
 
@@ -91,22 +90,16 @@ def with_status(model: Model, id_: int, status: ProcessesStatus) -> Model:
 def stop_processes(model: Model, *, ends: bool = False, now: bool = False) -> Outcome:
     """Stop all processes that hold memory. ``ends``: llamasup ends, and nothing waits for their memory."""
     effects: list[Effect] = []
-    for processes, sized in ((model.current, model.sized), (model.old, model.old_sized)):
-        if processes is not None and processes.status in HOLDING:
-            model = with_status(model, processes.id, ProcessesStatus.STOPPING)
-            effects.append(Stop(processes.id, None if ends else sized, now))
+    for processes in model.holding:
+        sized = model.old_sized if model.is_old(processes.id) else model.sized
+        model = with_status(model, processes.id, ProcessesStatus.STOPPING)
+        effects.append(Stop(processes.id, None if ends else sized, now))
     return model, tuple(effects)
-
-
-def _holds(model: Model) -> bool:
-    return any(
-        processes is not None and processes.status in HOLDING for processes in (model.current, model.old)
-    )
 
 
 def release(model: Model, id_: int) -> Outcome:
     """The memory of these processes is free. Old ones will not start again."""
-    if model.old is not None and model.old.id == id_:
+    if model.is_old(id_):
         return replace(model, old=None, old_sized=None), (Drop(id_),)
     return with_status(model, id_, ProcessesStatus.STOPPED), ()
 
@@ -165,7 +158,7 @@ def refuse(model: Model, event: Refused) -> Outcome:
 
 def forget_failure(model: Model, event: object) -> Outcome:
     """Allow another load. Its file may be gone, and may have to be downloaded again."""
-    if _holds(model):
+    if model.holding:
         return replace(model, state=ModelState.UNLOADING, error=None, answer=None), ()
     return forget_spec(model, event)
 
@@ -287,7 +280,7 @@ def unload(model: Model, event: UnloadRequested) -> Outcome:
 
 def released(model: Model, event: ProcessesReleased) -> Outcome:
     model, dropped = release(model, event.id)
-    if _holds(model):
+    if model.holding:
         return model, dropped
     model = replace(model, state=ModelState.ABSENT, for_id="")
     if not is_outdated(model):
@@ -326,7 +319,7 @@ def begin_rollout(model: Model, error: LlamasupError | None = None) -> Outcome:
 
 
 def remove(model: Model, event: RemoveRequested) -> Outcome:
-    held = _holds(model)
+    held = model.holding
     model, effects = _end(model, event)
     if not held:
         return model, (*effects, Forget())
@@ -353,4 +346,4 @@ def _end(
 
 def removed_released(model: Model, event: ProcessesReleased) -> Outcome:
     model, dropped = release(model, event.id)
-    return model, dropped if model.stopping or _holds(model) else (*dropped, Forget())
+    return model, dropped if model.stopping or model.holding else (*dropped, Forget())

@@ -21,7 +21,6 @@ from llamasup.core.models.access import unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
 from llamasup.core.planning.memory.shares import remaining
 from llamasup.core.pool import model_states as states
-from llamasup.core.pool.answers import pause_of, reason_of
 from llamasup.core.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
 from llamasup.core.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.core.pool.eviction_policy import (
@@ -192,7 +191,7 @@ class Pool:
             post=lambda event: self._post(managed, event),
         )
         managed = ManagedModel(replace(spec, runtime=self.options.runtime or ""), served, driver)
-        self._answer(managed)
+        managed.tell_queue()
         self.managed_models[spec.id] = managed
         return managed
 
@@ -433,30 +432,12 @@ class Pool:
             self._timer.schedule(managed.retry_at_s)
         if managed.model.rollout is not None and before.rollout is None:
             managed.rollout = self._loop.create_future()
-        self._answer(managed)
+        managed.tell_queue()
         for effect in effects:
             if not carry_out(effect, managed.driver):
                 self._carry_out(managed, effect)
         if managed.phase is not Phase.UNLOADING:
             managed.resolve_unload_waiters()
-
-    def _answer(self, managed: ManagedModel) -> None:
-        """Tell the queue what requests are told now."""
-        served = managed.served
-        reason = reason_of(managed.model), managed.retry_at_s if managed.error is not None else 0.0
-        if reason != managed.reason:
-            managed.reason = why, retry_at_s = reason
-            if why is None or managed.error is None:
-                served.unavailable_reason = why
-            else:
-                served.fail(why, retry_at_s)
-        pause = pause_of(managed.model, awaited=bool(managed.load_waiters))
-        if pause != managed.pause:
-            managed.pause = pause
-            if pause is None:
-                served.resume()
-            else:
-                served.pause(pause)
 
     def _carry_out(self, managed: ManagedModel, effect: Effect) -> None:
         match effect:

@@ -65,7 +65,6 @@ class Runners:
             runner = InstanceRunner(
                 spec.id,
                 planner,
-                aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
                 queue=served.queue,

@@ -104,14 +104,10 @@ def still_serving(model: Model, event: ProcessesServing) -> Outcome:
     return with_status(model, event.id, ProcessesStatus.SERVING), ()
 
 
-def _is_old(model: Model, id_: int) -> bool:
-    return model.old is not None and model.old.id == id_
-
-
 def promote(model: Model, event: ProcessesServing) -> Outcome:
     """Side by side: the new processes get the requests once all replicas have started, or failed."""
     model = with_status(model, event.id, ProcessesStatus.SERVING)
-    if _is_old(model, event.id) or not event.complete:
+    if model.is_old(event.id) or not event.complete:
         return model, ()
     rollout = _rollout(model)
     assert rollout.target is not None
@@ -133,7 +129,7 @@ def _nothing_to_compare(model: Model) -> BuildUnproven:
 def starting_while_proving(model: Model, event: ProcessesStarting) -> Outcome:
     """A restart or a crash of the old processes ends the proof, so that it does not keep them from ending."""
     model, effects = still_starting(model, event)
-    if not _is_old(model, event.id):
+    if not model.is_old(event.id):
         return model, effects
     assert model.current is not None
     return disproven(model, Disproven(model.current.id, _nothing_to_compare(model)))
@@ -182,7 +178,7 @@ def _with_old_build(model: Model) -> Model:
 
 def new_failed_beside(model: Model, event: ProcessesFailed) -> Outcome:
     """The old processes keep serving. If they fail, they are not restarted: the new ones will serve."""
-    if _is_old(model, event.id):
+    if model.is_old(event.id):
         assert model.old is not None
         stopping = with_status(model, event.id, ProcessesStatus.STOPPING)
         return stopping, (Stop(event.id, model.old_sized),)
@@ -224,7 +220,7 @@ def _finish(model: Model) -> Outcome:
 
 def drained(model: Model, event: ProcessesReleased) -> Outcome:
     """The memory of the old processes is free."""
-    is_old = _is_old(model, event.id)
+    is_old = model.is_old(event.id)
     model, dropped = release(model, event.id)
     if not is_old:
         return model, dropped

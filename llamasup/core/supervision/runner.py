@@ -63,7 +63,6 @@ class InstanceRunner:
         model: str,
         planner: AnyPlanMaker,
         *,
-        aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
         queue: RequestQueue,
@@ -78,7 +77,6 @@ class InstanceRunner:
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
-        self.aliases = aliases
         self.instance = Instance()
         self.policy = policy
         self.queue = queue
