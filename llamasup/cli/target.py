@@ -15,7 +15,7 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, number, path, takes_groups, text
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.view import View
-from llamasup.core.pool.state import AWAY
+from llamasup.core.pool.shown_state import AWAY
 from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
-from llamasup.core.pool.state import AWAY
+from llamasup.core.pool.shown_state import AWAY
 from llamasup.core.queueing.wait_estimate import progress_text
 from llamasup.core.system.text import memory_text, printable
 

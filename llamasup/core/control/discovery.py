@@ -14,7 +14,7 @@ import msgspec
 from llamasup.core.control.private_socket import SOCKET_NAME, reach
 from llamasup.core.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.core.http.httpx_import import httpx
-from llamasup.core.pool.state import AWAY
+from llamasup.core.pool.shown_state import AWAY
 from llamasup.core.system.process.identity import start_of
 from llamasup.core.system.process.run_folder import NO_CONTROL, OWNER, run_folders
 from llamasup.core.system.text import INVALID_JSON

@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 
 from llamasup.core.proxy.live.requests import LiveRequests
-from llamasup.core.supervision.events import PROTOCOL
+from llamasup.core.supervision.events import as_object
 
 # Between two events. uvloop's timers can fire 1 ms early, so an event may come a little earlier.
 REQUESTS_INTERVAL_S = 1.0
@@ -68,8 +68,8 @@ class RequestUpdates:
             if not (live or new or was_busy or is_first):
                 return
             ended = self._requests.last_ended(min(new, MAX_ENDED_IN_EVENT))
-            event = {"event": "requests", "protocol": PROTOCOL, "live": live, "ended": ended}
-            self.frame = b"data: " + _encode({**event, "ended_total": total}) + b"\n\n"
+            event = as_object("requests", live=live, ended=ended, ended_total=total)
+            self.frame = b"data: " + _encode(event) + b"\n\n"
             self._made_s = now_s
             for wake in self._wakes:
                 wake.set()

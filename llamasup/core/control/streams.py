@@ -23,7 +23,7 @@ from llamasup.core.control.request_updates import REQUESTS_INTERVAL_S, RequestUp
 from llamasup.core.http.errors import error_object
 from llamasup.core.hub.progress import Listener, Progress
 from llamasup.core.observability.own_log import OwnLogTail
-from llamasup.core.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
+from llamasup.core.supervision.events import LoadProgressed, PublishedEvent, Stopped, as_json, as_object
 from llamasup.core.system.process.log_tail import LogTail
 from llamasup.core.system.text import json_text
 from llamasup.errors import Conflict, LlamasupError, LogMissing, Stopping
@@ -174,7 +174,8 @@ async def event_stream(
         control_target.bus.listen(on_event)
         try:
             for model in control_target.status()["models"]:
-                yield _event("state", model=model["id"], state=model["state"], generation=model["generation"])
+                state, generation = model["state"], model["generation"]
+                yield _frame(as_object("state", model=model["id"], state=state, generation=generation))
             while True:
                 wake.clear()
                 while queue:
@@ -182,7 +183,7 @@ async def event_stream(
                     yield _frame(as_json(queue.popleft()))
                 if missed:
                     # The client connects again, as a stream with missing events is useless.
-                    yield _event("missed", count=missed)
+                    yield _frame(as_object("missed", count=missed))
                     return
                 if streams.ended:
                     yield _frame(as_json(Stopped()))
@@ -211,10 +212,6 @@ def _drop_older(queue: deque[PublishedEvent], progress: LoadProgressed) -> None:
         if isinstance(event, LoadProgressed) and event.model == progress.model:
             queue.remove(event)
             return
-
-
-def _event(event: str, **fields: Any) -> bytes:
-    return _frame({"event": event, "protocol": PROTOCOL, **fields})
 
 
 def _frame(shown: Any) -> bytes:

@@ -134,9 +134,9 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
     """The public JSON object of an event."""
     match event:
         case StateChanged(model, state, generation):
-            return _object("state", model=model, state=state.value, generation=generation)
+            return as_object("state", model=model, state=state.value, generation=generation)
         case ServerExited(model, generation, exit_, diagnosis, restart_in_s):
-            return _object(
+            return as_object(
                 "exit",
                 model=model,
                 code=exit_.code if exit_ else None,
@@ -149,13 +149,15 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
                 **({} if diagnosis.adjustment is None else {"adjustment": _adjustment(diagnosis.adjustment)}),
             )
         case ServerWarned(model, generation, message, remedy):
-            return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
+            return as_object("warning", model=model, generation=generation, message=message, remedy=remedy)
         case LoadProgressed(model, generation, progress):
-            return _object("progress", model=model, generation=generation, **progress.as_json())
+            return as_object("progress", model=model, generation=generation, **progress.as_json())
         case ModelUnloading(model, reason, for_model):
-            return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
+            return as_object(
+                "unload", model=model, reason=reason, **({"for": for_model} if for_model else {})
+            )
         case LoadFailed(model, error):
-            return _object(
+            return as_object(
                 "failed",
                 model=model,
                 cause=error.cause,
@@ -165,19 +167,19 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
                 **({"details": list(error.details)} if error.details else {}),
             )
         case Downloading(model, done, total, speed):
-            return _object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)
+            return as_object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)
         case ModelsChanged(changes, _):
-            return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
+            return as_object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
         case ConfigRejected(error):
             details = list(error.details)
-            return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
+            return as_object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
         case Ready(address, pid, models, ollama):
             more = {} if ollama is None else {"ollama": ollama.url}
-            return _object(
+            return as_object(
                 "ready", url=address.url, **_host_and_port(address), pid=pid, models=list(models), **more
             )
         case Stopped():  # pragma: no branch - the last kind
-            return _object("stopped")
+            return as_object("stopped")
 
 
 def _host_and_port(address: Address) -> Mapping[str, Any]:
@@ -198,7 +200,8 @@ def _adjustment(adjustment: Adjustment) -> Mapping[str, Any]:
     }
 
 
-def _object(event: str, **fields: Any) -> Mapping[str, Any]:
+def as_object(event: str, **fields: Any) -> Mapping[str, Any]:
+    """The JSON object of an event with these fields."""
     return {"event": event, "protocol": PROTOCOL, **fields}
 
 

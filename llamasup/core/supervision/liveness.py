@@ -1,4 +1,4 @@
-"""Whether a ready server still makes progress (heartbeat): which checks to make, and what their results mean.
+"""Judges whether a ready server still makes progress: the checks to make, and what their results mean (pure).
 
 ``probes.py`` makes the checks. A server whose process runs can fail in two ways:
 

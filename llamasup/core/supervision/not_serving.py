@@ -1,6 +1,6 @@
-"""Why an instance does not serve: as the answer to requests (S9), and as the error for commands.
+"""Explains why an instance does not serve: to requests (S9) with an answer, to commands with an error.
 
-Both come from the state of the instance and the diagnosis of its last child (pure).
+Both follow from the state of the instance and the diagnosis of its last child (pure).
 """
 
 from __future__ import annotations

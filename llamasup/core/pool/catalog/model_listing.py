@@ -41,9 +41,10 @@ def encode_one(entry: dict[str, Any]) -> bytes:
 
 
 class ListedModel(Struct, frozen=True):
-    """One model at one moment. ``state``: see ``pool/state.py``. ``ctx_size``: the context of one request, if
-    the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images. ``needs``: bytes
-    by device that it uses while it is loaded; ``unload_in_s``: when it is unloaded without another request.
+    """One model at one moment. ``state``: see ``pool/shown_state.py``. ``ctx_size``: the context of one
+    request, if the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images.
+    ``needs``: bytes by device that it uses while it is loaded; ``unload_in_s``: when it is unloaded without
+    another request.
     """
 
     spec: ModelSpec

@@ -15,7 +15,7 @@ from llamasup.core.pool.catalog.node_listing import NodeModel, encode_listing
 from llamasup.core.pool.catalog.status import state_of_managed
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
-from llamasup.core.pool.state import nearest
+from llamasup.core.pool.shown_state import nearest
 from llamasup.core.pool.why.state_reasons import ModelView, explain
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.states import State

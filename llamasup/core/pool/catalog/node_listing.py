@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.core.http.routes import Work
-from llamasup.core.pool.state import STATES
+from llamasup.core.pool.shown_state import STATES
 from llamasup.core.settings.names import why_not_a_name, why_not_an_alias
 from llamasup.core.supervision.states import State
 
@@ -28,8 +28,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class NodeModel(Struct, frozen=True, omit_defaults=True):
-    """A model of a node. ``state``: see ``pool/state.py``. ``slots``: its permits, all processes together; 0
-    while none serves. ``busy``: the taken ones; ``queued``: the requests that wait for one.
+    """A model of a node. ``state``: see ``pool/shown_state.py``. ``slots``: its permits, all processes
+    together; 0 while none serves. ``busy``: the taken ones; ``queued``: the requests that wait for one.
     ``percent`` and ``eta_s``: of its load. ``problem``: why it cannot be loaded. ``entry``: the model in
     ``/v1/models`` of the node.
     """

@@ -12,7 +12,7 @@ from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.http.address import Address
 from llamasup.core.observability.counters import InstanceGauges
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.pool.state import nearest, state_of
+from llamasup.core.pool.shown_state import nearest, state_of
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State

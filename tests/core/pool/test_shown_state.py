@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.core.pool.state import state_of
+from llamasup.core.pool.shown_state import state_of
 from llamasup.core.supervision.states import State
 
 
