@@ -24,7 +24,7 @@ from llamasup.core.planning.facts import Launch, prepare, read_given, sibling_pr
 from llamasup.core.planning.ladder import Admission
 from llamasup.core.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.runner import prober_of
 from llamasup.errors import LlamasupError, ModelInvalid
 
@@ -42,7 +42,7 @@ _NOWHERE = Path("/nonexistent")
 class PlannerFactory(Protocol):
     def __call__(
         self, name: str, number: int, folder: Path, prefix: str, share: Callable[[], MemoryBudget]
-    ) -> AnyPlanMaker:
+    ) -> PlanMaker:
         """The planner of one replica. ``name``: of the model. ``folder``: the run folder, where its files
         begin with ``prefix``. ``share``: its part of the memory now.
         """

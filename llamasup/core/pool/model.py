@@ -77,7 +77,7 @@ class ManagedModel:
         self.driver = driver
         self.pause: Unavailable | None = None  # as ``served`` has it
         # As ``served`` has it, with the time of a retry.
-        self.reason: tuple[Unavailable | None, float] | None = None
+        self.reason: tuple[Unavailable | None, float | None] | None = None
         self.rollout: asyncio.Future[LlamasupError | None] | None = None  # the last one, with its error
         self.unloaded = False  # by a command, and not requested since: a reload does not preload it
         self.retry_at_s = 0.0  # after an error
@@ -256,21 +256,17 @@ class ManagedModel:
 
     def tell_queue(self) -> None:
         """Tell the queue the current answer to requests, if it has changed."""
-        served = self.served
-        reason = reason_of(self.model), self.retry_at_s if self.error is not None else 0.0
+        reason = reason_of(self.model), self.retry_at_s if self.error is not None else None
         if reason != self.reason:
-            self.reason = why, retry_at_s = reason
-            if why is None or self.error is None:
-                served.unavailable_reason = why
-            else:
-                served.fail(why, retry_at_s)
+            self.reason = reason
+            self.served.explain(*reason)
         pause = pause_of(self.model, awaited=bool(self.load_waiters))
         if pause != self.pause:
             self.pause = pause
             if pause is None:
-                served.resume()
+                self.served.resume()
             else:
-                served.pause(pause)
+                self.served.pause(pause)
 
     def resolve_unload_waiters(self) -> None:
         """End the pending ``unload`` commands."""

@@ -34,7 +34,7 @@ from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 from llamasup.core.supervision import states
 from llamasup.core.supervision.events import Bus, ServerWarned
 from llamasup.core.supervision.load_watch import LoadWatch
-from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.states import Event, Policy
 from llamasup.core.system.hardware.usage import oom_kills
 from llamasup.core.system.process.exit import Exit
@@ -59,7 +59,7 @@ class GenerationContext(Struct, frozen=True):
     """
 
     model: str
-    planner: AnyPlanMaker
+    planner: PlanMaker
     prober: Callable[[ChildPlan], Prober]
     bus: Bus
     work_folder: Path

@@ -5,7 +5,7 @@ an RPC worker. The last two choose no sizes, and share ``FixedPlan`` and ``Fixed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -93,23 +93,20 @@ class ChildPlan(Protocol):
         ...
 
 
-P = TypeVar("P", bound=ChildPlan)
+class PlanMaker(Protocol):
+    """Makes the plans of one model and records their loads. The plans that it gets are its own."""
 
-
-class PlanMaker(Protocol[P]):
-    """Makes the plans of one model and records their loads."""
-
-    def plan(self, generation: int) -> P:
+    def plan(self, generation: int) -> Any:
         """Runs in a thread. Raises LlamasupError."""
         ...
 
-    def step_down(self, made: P, diagnosis: Diagnosis) -> Adjustment | None: ...
+    def step_down(self, made: Any, diagnosis: Diagnosis) -> Adjustment | None: ...
 
-    def load_facts(self, made: P) -> LoadFacts: ...
+    def load_facts(self, made: Any) -> LoadFacts: ...
 
     def served(
         self,
-        made: P,
+        made: Any,
         log: Sequence[str],
         *,
         resident_bytes: int | None,
@@ -119,11 +116,11 @@ class PlanMaker(Protocol[P]):
         """Runs in a thread. ``times``: of its load, without its runtime and key."""
         ...
 
-    def name_lost(self, made: P, diagnosis: Diagnosis) -> Diagnosis:
+    def name_lost(self, made: Any, diagnosis: Diagnosis) -> Diagnosis:
         """Runs in a thread, after the unexpected end of a child with RPC workers."""
         ...
 
-    def drafted(self, made: P, drafted: Drafted) -> None:
+    def drafted(self, made: Any, drafted: Drafted) -> None:
         """Runs in a thread, at the end of the child."""
         ...
 
@@ -185,7 +182,3 @@ class FixedPlanner:
 
     def drafted(self, made: Any, drafted: Drafted) -> None:
         """Keeps nothing."""
-
-
-AnyPlanMaker = PlanMaker[Any]
-"""The runner passes plans back to the planner that made them, and does not look into the rest."""

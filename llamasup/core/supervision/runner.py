@@ -28,7 +28,7 @@ from llamasup.core.supervision.generation import Generation, GenerationContext, 
 from llamasup.core.supervision.history import History
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.not_serving import STOPPING, is_last, unavailable
-from llamasup.core.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.state_machine import InvalidTransition, advance
 from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State, violations
 from llamasup.core.system.process.exit import Exit
@@ -61,7 +61,7 @@ class InstanceRunner:
     def __init__(
         self,
         model: str,
-        planner: AnyPlanMaker,
+        planner: PlanMaker,
         *,
         policy: Policy,
         bus: Bus,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.queueing.wait_estimate import LONGEST_S
 from llamasup.core.supervision.events import Bus
-from llamasup.core.supervision.plan_protocol import AnyPlanMaker
+from llamasup.core.supervision.plan_protocol import PlanMaker
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, State
 from tests.kit.async_tests import async_test
@@ -29,7 +29,7 @@ def runner_in(tmp_path: Path) -> Runner:
     def make(
         state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0
     ) -> InstanceRunner:
-        planner: AnyPlanMaker = object()  # type: ignore[assignment]
+        planner: PlanMaker = object()  # type: ignore[assignment]
         queue = ReplicaSet(policy=Policy()).queue
         runner = InstanceRunner(
             "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None

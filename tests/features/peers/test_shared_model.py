@@ -154,7 +154,7 @@ async def test_loaded_model_elsewhere_is_used_while_this_node_loads_it() -> None
 async def test_cold_model_is_loaded_here() -> None:
     both = Both(COLD)
     both.here.remove(both.replica)
-    both.here.unavailable_reason = LOADING
+    both.here.explain(LOADING)
     assert both.where() is LOADING
     assert both.served.queue is both.here.queue
 
@@ -163,7 +163,7 @@ async def test_cold_model_is_loaded_here() -> None:
 async def test_model_that_cannot_be_loaded_here_is_loaded_elsewhere() -> None:
     both = Both(COLD)
     both.here.remove(both.replica)
-    both.here.unavailable_reason = Unavailable(503, "it does not fit")
+    both.here.explain(Unavailable(503, "it does not fit"))
     assert both.where() is Where.ELSEWHERE  # one request loads it there
     both.lists(NodeModel("tiny", state="loading", eta_s=3.0))
     why = both.where()

@@ -61,7 +61,8 @@ class ReplicaSet:
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
         self._only: InstanceRunner | None = None
         self._paused: Unavailable | None = None
-        self._unavailable_reason: Unavailable | None = None
+        self.unavailable_reason: Unavailable | None = None
+        """The reason while no process serves, starts or has its own; None: that of the last process."""
         self._retry_at_s: float | None = None  # the time of the next try, for ``unavailable_reason``
         self._on_idle = on_idle
         self._clock = clock
@@ -153,19 +154,9 @@ class ReplicaSet:
     def is_paused(self) -> bool:
         return self._paused is not None
 
-    @property
-    def unavailable_reason(self) -> Unavailable | None:
-        """The reason while no process serves, starts or has its own; None: that of the last process."""
-        return self._unavailable_reason
-
-    @unavailable_reason.setter
-    def unavailable_reason(self, why: Unavailable | None) -> None:
-        self._unavailable_reason, self._retry_at_s = why, None
-        self.queue.changed()
-
-    def fail(self, why: Unavailable, retry_at_s: float) -> None:
-        """Set ``unavailable_reason`` until the next try at ``retry_at_s`` (monotonic)."""
-        self._unavailable_reason, self._retry_at_s = why, retry_at_s
+    def explain(self, why: Unavailable | None, retry_at_s: float | None = None) -> None:
+        """Set ``unavailable_reason``. ``retry_at_s``: the time of the next try (monotonic), if one is due."""
+        self.unavailable_reason, self._retry_at_s = why, retry_at_s
         self.queue.changed()
 
     # --- private
@@ -190,12 +181,11 @@ class ReplicaSet:
         staying = [runner.unavailable() for runner in self.runners if not runner.is_ending]
         if staying:
             return min(staying, key=_retry_priority)
-        if self._unavailable_reason is not None:
+        why = self.unavailable_reason
+        if why is not None:
             if self._retry_at_s is None:
-                return self._unavailable_reason
-            return replace(
-                self._unavailable_reason, retry_after_s=retry_after_s(self._retry_at_s - self._clock())
-            )
+                return why
+            return replace(why, retry_after_s=retry_after_s(self._retry_at_s - self._clock()))
         return self.runners[-1].unavailable() if self.runners else NOT_RUNNING
 
     def _healthy(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:

@@ -21,7 +21,7 @@ from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.not_serving import NOT_RUNNING, STOPPING
-from llamasup.core.supervision.plan_protocol import AnyPlanMaker
+from llamasup.core.supervision.plan_protocol import PlanMaker
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, State
 from tests.core.pool.pools import async_test
@@ -36,7 +36,7 @@ FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see th
 
 def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> InstanceRunner:
     """A real runner that has no request to start yet."""
-    planner: AnyPlanMaker = object()  # type: ignore[assignment]
+    planner: PlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
         "tiny", planner, policy=Policy(), bus=Bus(), queue=served.queue, work_folder=folder, log_path=None
     )
@@ -112,7 +112,7 @@ async def test_queue_outlives_a_process() -> None:
     assert client.waits
     old.becomes(STOPPED, leaving=True)
     assert client.why == STOPPED  # no other process was announced
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     client = Client(served)
     served.remove(old)
     served.remove(old)
@@ -128,18 +128,18 @@ async def test_queue_outlives_a_process() -> None:
 async def test_reason_without_a_process_is_the_owners() -> None:
     served = served_model()
     assert served.lease() is NOT_RUNNING
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     assert served.lease() is TO_BE_LOADED
     client = Client(served)
     assert client.waits
-    served.unavailable_reason = FAILED
+    served.explain(FAILED)
     assert (client.why, served.serving()) == (FAILED, FAILED)
 
 
 @async_test
 async def test_leaving_runner_does_not_give_the_reason() -> None:
     served = served_model()
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     runner = Replica(served)
     runner.becomes(STOPPED, leaving=True)
     assert served.lease() is TO_BE_LOADED
@@ -160,7 +160,7 @@ def test_cancelled_runner_is_leaving(tmp_path: Path) -> None:
             assert client.waits
             running.cancel()
         assert client.why is STOPPING
-        served.unavailable_reason = TO_BE_LOADED
+        served.explain(TO_BE_LOADED)
         assert served.lease() is TO_BE_LOADED
 
     asyncio.run(test())
@@ -175,13 +175,13 @@ async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     why = served.lease()
     assert isinstance(why, Unavailable)
     assert (why.message, why.queueable) == ("llama-server ended", False)  # the owner gives no reason
-    served.unavailable_reason = STOPPED
+    served.explain(STOPPED)
     assert served.lease() is STOPPED
     diagnosis = Diagnosis(
         "model_missing", "The file '/secret place/m.gguf' cannot be opened.", "", (), True, 66
     )
     runner.instance = replace(failed, last=diagnosis)
-    served.unavailable_reason = None
+    served.explain(None)
     why = served.lease()
     assert isinstance(why, Unavailable)
     assert why.message == "The file 'm.gguf' cannot be opened."
@@ -195,11 +195,11 @@ async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
 async def test_retry_after_of_a_failure_decreases() -> None:
     now_s = 100.0
     served = ReplicaSet(policy=Policy(), clock=lambda: now_s)
-    served.fail(FAILED, 400.0)
+    served.explain(FAILED, 400.0)
     assert served.lease() == replace(FAILED, retry_after_s=300.0)
     now_s = 390.0
     assert served.lease() == replace(FAILED, retry_after_s=10.0)
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     assert served.lease() is TO_BE_LOADED
 
 
@@ -319,7 +319,7 @@ async def test_final_pause_rejects_the_queue_and_requeues_nothing() -> None:
 async def test_on_wanted_is_called_while_nothing_serves() -> None:
     queue_lengths: list[int] = []
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: queue_lengths.append(len(served.queue)))
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     assert served.queue.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
     Client(served)
@@ -344,7 +344,7 @@ async def test_on_unserved_gets_each_rejection() -> None:
         policy=Policy(),
         on_unserved=lambda why: told.append((len(served.queue), "" if why is None else why.cause)),
     )
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
     first, second, third = Client(served), Client(served), Client(served)
     served.queue.leave(second.entry)
     served.queue.leave(second.entry)
@@ -361,7 +361,7 @@ async def test_on_unserved_gets_each_rejection() -> None:
 async def test_change_in_on_wanted_counts_after_enter() -> None:
     """The callback can find, while the request enters, that the model is ready or can never be loaded."""
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
-    served.unavailable_reason = TO_BE_LOADED
+    served.explain(TO_BE_LOADED)
 
     def serves() -> None:
         Replica(served).becomes_ready()
