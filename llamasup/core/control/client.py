@@ -50,12 +50,13 @@ class _ModelRead(msgspec.Struct):
     state: str
 
 
-class _StatusRead(msgspec.Struct):
+class StatusRead(msgspec.Struct):
     """The fields that the ``status`` object of every version has."""
 
     pid: int
     url: str
     models: list[_ModelRead]
+    version: str = ""
 
 
 class ControlClient:
@@ -252,7 +253,7 @@ class ControlClient:
         if not response.is_success:
             raise self._error(response.status_code, answered, what)
         try:
-            msgspec.convert(answered, _StatusRead if what.endswith("/status") else dict[str, Any])
+            msgspec.convert(answered, StatusRead if what.endswith("/status") else dict[str, Any])
         except msgspec.ValidationError as error:
             raise ControlFailed(
                 f"The program at {self.address.shown} does not answer {what} like a llamasup: {error}.",

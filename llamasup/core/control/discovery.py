@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from llamasup.core.control.client import StatusRead
 from llamasup.core.control.private_socket import SOCKET_NAME, reach
 from llamasup.core.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.core.http.httpx_import import httpx
@@ -25,20 +26,6 @@ _TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})  # noqa: S104 - compared, not bound
 _RUN_FOLDER = re.compile(r"(\d+)-.+")
 _SYSTEM_SERVICES = Path("/run/llamasup")
-
-
-class _Model(msgspec.Struct):
-    id: str
-    state: str
-
-
-class _Status(msgspec.Struct):
-    """The fields of the ``status`` object (docs/design.md) that are needed here."""
-
-    pid: int
-    url: str
-    models: list[_Model]
-    version: str = ""
 
 
 def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
@@ -101,7 +88,7 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
             trust_env=False,
         ) as client:
             answer = client.get(f"{reached.url}/llamasup/v1/status")
-        status = msgspec.json.decode(answer.content, type=_Status)
+        status = msgspec.json.decode(answer.content, type=StatusRead)
     except httpx.TimeoutException:
         return Unresponsive(pid, "hangs")
     except (httpx.HTTPError, OSError):

@@ -396,8 +396,7 @@ class Pool:
     def _on_event(self, event: PublishedEvent) -> None:
         if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
             self.decisions.add(decision)
-        managed = self.managed_models.get(event.model) if isinstance(event, StateChanged) else None
-        if managed is None or not isinstance(event, StateChanged):
+        if not isinstance(event, StateChanged) or (managed := self.managed_models.get(event.model)) is None:
             return
         # The event has the model's name only: it may come from a removed model of this name.
         if event.state is State.READY and any(

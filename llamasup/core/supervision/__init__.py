@@ -1,5 +1,5 @@
 """Keep one llama-server running: its states, its process, its probes, and the events that it publishes.
 
-A room for one process: ``pool/`` knows the other models, and ``queueing/`` the requests. Begin with
+It knows one process only: ``pool/`` knows the other models, and ``queueing/`` the requests. Begin with
 ``state_machine.py``, the table, and then ``runner.py``, which carries it out.
 """

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
+from llamasup.core.queueing.wait_estimate import LONGEST_S
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.not_serving import (
     NOT_RUNNING,
@@ -88,17 +89,39 @@ def test_load_has_its_progress(state: State) -> None:
     assert (why.percent, why.eta_s) == (43.2, 7.4)
 
 
+# state, estimated rest of the load, elapsed time of the load, time of the last load, until the next start
+RETRY_AFTER: list[tuple[State, float | None, float, float | None, float, float]] = [
+    (State.LOADING, 0.1, 5.0, 5.0, 0.0, 1.0),  # at least a second
+    (State.LOADING, None, 10.0, 30.0, 0.0, 20.0),  # the rest of a load that takes as long as the last one
+    (State.WARMING, None, 29.9, 30.0, 0.0, 1.0),
+    (State.STARTING, None, 90.0, 30.0, 0.0, 1.0),
+    (State.LOADING, None, 10.0, None, 0.0, 1.0),  # the first load
+    (State.LOADING, None, 0.0, 3600.0, 0.0, LONGEST_S),
+    (State.DRAINING, None, 0.0, 30.0, 0.0, 30.0),  # a whole load follows
+    (State.BACKOFF, None, 0.0, 30.0, 8.0, 38.0),
+    (State.FAILED, None, 0.0, None, 300.0, 300.0),
+]
+
+
 @pytest.mark.parametrize(
-    ("eta_s", "load_s", "retry_after_s"),
-    [
-        (0.1, 5.0, 1.0),  # at least a second
-        (None, 8.0, 3.0),  # the last load took 8 s, and this one began 5 s ago
-        (None, None, 1.0),
-    ],
+    ("state", "eta_s", "elapsed_s", "load_s", "start_in_s", "retry_after_s"), RETRY_AFTER
 )
-def test_retry_after_of_a_load(eta_s: float | None, load_s: float | None, retry_after_s: float) -> None:
-    times = TIMES | {"load": LoadProgress(None, eta_s, 5.0), "load_s": load_s}
-    why = unavailable(Instance(State.LOADING), **times, answers_while_loading=False)
+def test_retry_after_is_the_time_until_it_serves(
+    state: State,
+    eta_s: float | None,
+    elapsed_s: float,
+    load_s: float | None,
+    start_in_s: float,
+    retry_after_s: float,
+) -> None:
+    why = unavailable(
+        Instance(state, restart_pending=True),
+        load=LoadProgress(None, eta_s, elapsed_s),
+        start_in_s=start_in_s,
+        load_s=load_s,
+        wait_timeout_s=60.0,
+        answers_while_loading=False,
+    )
     assert why.retry_after_s == retry_after_s
 
 
