@@ -1,1 +1,4 @@
-"""Runs many requests from a file, survives crashes, and gives way to interactive clients (docs/batch.md)."""
+"""Runs many requests from a file, survives crashes, and yields to interactive clients (docs/batch.md).
+
+Begin with ``engine``, which owns one run; ``job`` is a batch of files on this machine, ``api`` the HTTP API.
+"""

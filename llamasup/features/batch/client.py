@@ -38,7 +38,8 @@ class Tokens(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """``refusal``: of an answer with an error status, and of a connection that broke (status 0).
+    """The answer to a line. An answer with an error status and a broken connection (status 0) have a
+    ``refusal``.
 
     ``position``: where the request waited in the queue of its model; None: it did not wait. ``events``: of a
     stream that did not end in order.
@@ -102,7 +103,9 @@ def position_of(server_timing: str) -> int | None:
 
 
 class BatchClient:
-    """``url``: of a llamasup; with ``socket`` over its Unix socket. Each request has ``headers``."""
+    """A client of the llamasup at ``url``; with ``socket``, over its Unix socket. Each request has
+    ``headers``.
+    """
 
     def __init__(
         self,
@@ -132,8 +135,8 @@ class BatchClient:
         await self._http.aclose()
 
     async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
-        """``stream``: ask for a stream if that can give the same answer. Raises NotRunning if the certificate
-        of the server is not trusted.
+        """Send a line. With ``stream``, request a stream if that can give the same answer. Raises NotRunning
+        if the certificate of the server is not trusted.
         """
         as_stream = streamed(url, body) if stream else None
         try:
@@ -189,7 +192,7 @@ class BatchClient:
         wait_s: float = START_WAIT_S,
         on_wait: Callable[[str], Awaitable[object]] | None = None,
     ) -> Mapping[str, str]:
-        """Those of these models that the server does not serve, with its message.
+        """Return which of these models the server does not serve, each with its message.
 
         A llamasup that serves one model takes every name. ``on_wait`` gets the reason of each wait. Raises
         NotRunning if none answers within ``wait_s`` or its certificate is not trusted, and NotAllowed.

@@ -1,4 +1,4 @@
-"""What the SQLite files of batches have in common."""
+"""The transactions of the SQLite files of batches."""
 
 from __future__ import annotations
 

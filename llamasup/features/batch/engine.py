@@ -77,8 +77,8 @@ class BatchStopped(LlamasupError):
 
 
 class EngineOptions(Struct, frozen=True):
-    """``concurrency`` None: as many as the server can use. ``patience_s``: how long no line may be served
-    because of trouble, before the run stops.
+    """Limits of a run. ``concurrency`` None means as many lines as the server can use. ``patience_s`` is how
+    long no line may be served because of trouble, before the run stops.
     """
 
     concurrency: int | None = None
@@ -126,7 +126,8 @@ T = TypeVar("T")
 
 
 class BatchRun:
-    """``source``: a descriptor of the input. ``run`` returns when every line has its line in the output.
+    """One run of a batch. ``source`` is a descriptor of the input. ``run`` returns when every line has its
+    line in the output.
 
     Raises BatchStopped, NotAllowed, DiskFull, OutputFailed. ``stop`` ends it early: finished lines are saved.
     """
@@ -219,7 +220,7 @@ class BatchRun:
             self._check_patience(now_s)
 
     async def _wait(self, until_s: float) -> None:
-        """Until a request ends, the time has come, or ``stop``."""
+        """Wait until a request ends, the time has come, or ``stop`` is called."""
         self._wake.clear()
         if self._ended or self._stopping:
             return
@@ -273,11 +274,11 @@ class BatchRun:
 
     @property
     def _state(self) -> LineState:
-        """Of the lines that run now: at the end, those that were set aside."""
+        """Return the state of the lines that run now. At the end, these are the lines that were set aside."""
         return LineState.ASIDE if self._runs_aside else LineState.WAITING
 
     async def _add_model(self) -> bool:
-        """Whether there is one more."""
+        """Add the next model. Returns whether there was one."""
         if self._all_models:
             return False
         name = await self._call(partial(self._index.next_model, self._state, self._last_model))
@@ -342,7 +343,9 @@ class BatchRun:
     # --- the end of a request
 
     def _take(self, attempt: _Attempt, answer: Answer, wrong: str | None) -> None:
-        """``wrong``: why the answer is not what the line asks for. Then it is asked again, once."""
+        """Take an answer. ``wrong`` is why it is not what the line asks for; then the line is sent again,
+        once.
+        """
         model = self._models[attempt.line.model]
         self._in_flight.discard(attempt)
         model.in_flight -= 1
@@ -434,7 +437,9 @@ class BatchRun:
             progress.failed += 1
 
     def _note_trouble(self, refusal: Refusal | None, now_s: float) -> None:
-        """Other clients that use the server are no trouble: a batch waits for them as long as they do."""
+        """Note trouble. Other clients that use the server are no trouble: a batch waits as long as they use
+        it.
+        """
         is_trouble = refusal is not None and (
             refusal.status == 0 or (refusal.status == 503 and not refusal.cause.startswith("batch_"))
         )
@@ -467,7 +472,9 @@ class BatchRun:
         self._index.save(states, tries=[(times, number) for number, times in tries.items()], output_bytes=end)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """In a thread, one at a time: this task uses the index and the output, and waits for each call."""
+        """Call the function in a thread, one at a time: only this task uses the index and the output, and it
+        waits for each call.
+        """
         return await in_thread(function)
 
     async def _say_why_it_waits(self) -> None:

@@ -1,4 +1,4 @@
-"""The index of a batch: which lines there are, and which are over. A SQLite file next to the output.
+"""The index of a batch: its lines, and which of them are finished. A SQLite file next to the output.
 
 The output is the truth: a line is over when the output has it. The index follows, and ``Output`` tells it
 what the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
@@ -65,7 +65,7 @@ _COLUMNS: Final = "number, custom_id, offset, size, hash, url, model, prefix, tr
 
 
 class LineState(IntEnum):
-    """Of a line. ``ASIDE``: it may have ended its server, and runs at the end, alone."""
+    """The state of a line. An ``ASIDE`` line may have ended its server, and runs at the end, alone."""
 
     WAITING = 0
     DONE = 1
@@ -83,7 +83,7 @@ class BatchInvalid(LlamasupError):
 
 
 class InputChanged(BatchInvalid):
-    """Lines that are over have changed since."""
+    """Finished lines have changed since they were run."""
 
     cause = "batch_changed"
 
@@ -101,7 +101,7 @@ class IndexedLine(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[bytes, int]:
-        """Where it is in the order of the lines of its model."""
+        """The place of the line in the order of the lines of its model."""
         return self.prefix, self.number
 
 
@@ -193,7 +193,7 @@ class Index:
 
     @property
     def output_bytes(self) -> int:
-        """How much of the output the states of the lines include."""
+        """The size of the part of the output that the states of the lines include."""
         value = self.fact("output_bytes")
         return value if isinstance(value, int) else 0
 

@@ -70,7 +70,7 @@ _OWNER_BYTES: Final = 200
 
 
 class Job(Struct, frozen=True):
-    """What a run needs, so that ``resume`` can repeat it. All paths are absolute.
+    """The options of a run, kept so that ``resume`` can repeat it. All paths are absolute.
 
     ``template``: the text of the template file; empty: the usual one; None: the lines are requests.
     """
@@ -206,7 +206,7 @@ def runner_of(job: Job) -> int | None:
 
 
 def cancel(job: Job, wait_s: float = CANCEL_WAIT_S) -> bool:
-    """End the process that runs it, and wait for its end. Returns whether there was one.
+    """End the process that runs the batch, and wait until it has exited. Returns whether there was one.
 
     The finished lines stay. Raises Conflict if the process does not end within ``wait_s``.
     """
@@ -385,8 +385,8 @@ def find_job(name: str) -> Job:
 
 
 def status_of(job: Job) -> Mapping[str, Any]:
-    """``state``: running, completed, cancelled, stopped, or unreadable (its index is damaged).
-    ``waiting``: why no line runs now.
+    """Return the status of a batch. ``state`` is running, completed, cancelled, stopped, or unreadable (its
+    index is damaged). ``waiting``: why no line runs now.
     """
     counts, is_cancelled, is_readable, waiting = Counts(), False, True, None
     try:

@@ -34,7 +34,9 @@ _SKIP_BYTES: Final = 1 << 20
 
 
 class RawLine(Struct, frozen=True):
-    """``number`` counts from 1. ``text`` is None if the line is too long; then ``size`` says how long."""
+    """A line of the input. ``number`` counts from 1. ``text`` is None if the line is too long; ``size`` is
+    its length.
+    """
 
     number: int
     offset: int
@@ -43,7 +45,9 @@ class RawLine(Struct, frozen=True):
 
 
 class BatchLine(Struct, frozen=True):
-    """``body`` is the JSON object as it is in the line. ``model``: the one that it names; empty: none."""
+    """The request of a line. ``body`` is the JSON object as it is in the line. ``model`` is empty if it names
+    none.
+    """
 
     custom_id: str
     url: str

@@ -83,7 +83,7 @@ def is_answer(line: bytes) -> bool:
 
 
 def _read(line: bytes) -> _Written | None:
-    """None: another program has written this line, or a crash has torn it."""
+    """Read a line. None if another program has written it, or if a crash has torn it."""
     if not line.startswith(_BEGIN):
         return None
     try:
@@ -93,7 +93,7 @@ def _read(line: bytes) -> _Written | None:
 
 
 class Output:
-    """Appends to ``path``. ``settle`` first. Raises OutputFailed and DiskFull."""
+    """Appends to ``path``, after ``settle`` was called. Raises OutputFailed and DiskFull."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""How many lines of a batch are in flight (pure): so many that each slot has its next line ready."""
+"""Decides how many lines of a batch are in flight (pure): so many that each slot has its next line ready."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 
 class Progress(Struct):
-    """Live counts. ``put_back``: requests that were ended for other clients; ``events_lost``: the events of
-    their streams until then, about a token each. ``began_s``: monotonic. ``waiting``: why no line runs now;
-    empty if lines run.
+    """The live counts of a run. ``put_back``: requests that were ended for other clients; ``events_lost``:
+    the events of their streams until then, about a token each. ``began_s``: monotonic. ``waiting``: why no
+    line runs now; empty if lines run.
     """
 
     total: int = 0
@@ -30,7 +30,7 @@ class Progress(Struct):
         return self.total - self.done - self.failed
 
     def rates(self, now_s: float) -> tuple[float, float | None]:
-        """Tokens of answers per second, and the seconds that are left; None: not known."""
+        """Return the tokens of answers per second, and the seconds that are left. None means unknown."""
         taken_s = max(now_s - self.began_s, 0.001)
         left_s = taken_s * self.left / self.ended_here if self.ended_here else None
         return self.tokens_completion / taken_s, left_s

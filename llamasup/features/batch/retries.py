@@ -1,4 +1,6 @@
-"""What follows from the end of a request of a batch (pure): its line is over, runs again, or is set aside."""
+"""Decides what follows from the end of a request of a batch (pure): its line is finished, runs again, or is
+set aside.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class Over(Struct, frozen=True):
 
 
 class Waiting(Enum):
-    """What waits with a line that is sent again, because it would be refused too."""
+    """The lines that wait with a line that is sent again, because they would be refused too."""
 
     NOTHING = "nothing"
     MODEL = "the lines of its model"
@@ -101,11 +103,11 @@ class Again(Struct, frozen=True):
 
 
 class Aside(Struct, frozen=True):
-    """It may have ended its server, or is too long beside others: send it at the end, and alone."""
+    """The line may have ended its server, or is too long beside others: send it at the end, and alone."""
 
 
 class Stop(Struct, frozen=True):
-    """No line would be served: the run ends, and the line waits."""
+    """The run ends and the line waits, because no line would be served."""
 
 
 Decision = Over | Again | Aside | Stop
@@ -142,7 +144,7 @@ def refusal_of(status: int, body: bytes, retry_after: str | None = None) -> Refu
 
 
 def decide(ended: Ended) -> Decision:
-    """What happens to the line."""
+    """Decide what happens to the line."""
     refusal = ended.refusal
     if refusal is None:
         return Over()

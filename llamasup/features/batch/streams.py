@@ -1,4 +1,4 @@
-"""Asks for long answers as streams, and puts the complete answer together again (pure).
+"""Requests long answers as streams, and reassembles the complete answer (pure).
 
 llama-server (b11434) notices within a token that the client of a stream has gone. Without a stream, it goes
 on while other requests produce tokens: a batch could not give way. A short answer needs no stream, which

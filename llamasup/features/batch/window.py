@@ -11,13 +11,15 @@ _FORM = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*([01]\d|2[0-3]):([0-5]\d)")
 
 
 class Window(Struct, frozen=True):
-    """From ``begin`` to ``end``, which may be on the next day. Equal: the whole day."""
+    """The time of day from ``begin`` to ``end``, which may be on the next day. If both are equal, it is the
+    whole day.
+    """
 
     begin: time
     end: time
 
     def opens_in(self, now: datetime) -> timedelta:
-        """How long until a batch may run; zero if it may run now."""
+        """Return how long until a batch may run; zero if it may run now."""
         at = now.time().replace(tzinfo=None)
         if self.begin <= self.end:
             is_open = self.begin <= at < self.end or self.begin == self.end

@@ -1,1 +1,4 @@
-"""The settings of clients for a running llamasup (docs/connect.md)."""
+"""Writes the settings of client programs for a running llamasup (docs/connect.md).
+
+``clients`` is the table of clients; ``merge`` changes a settings file and keeps what the user wrote.
+"""

@@ -21,7 +21,9 @@ _DEFAULT_CONTEXT: Final = 8192  # tokens, if the server does not say
 
 
 class Connection(Struct, frozen=True):
-    """``url``: without a path. ``key``: empty if none is needed. ``context``: tokens of one request."""
+    """A llamasup as a client reaches it. ``url`` has no path. ``key`` is empty if none is needed.
+    ``context``: tokens of one request.
+    """
 
     url: str
     model: str
@@ -37,8 +39,8 @@ class Connection(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """``values`` belong into the settings file of the client. ``environment``: variables that the client has
-    to see. ``steps``: what to do in its user interface.
+    """The settings for a client. ``values`` belong into its settings file. ``environment``: variables that
+    the client has to see. ``steps``: what to do in its user interface.
     """
 
     values: Mapping[str, Any] = {}
@@ -47,8 +49,8 @@ class Settings(Struct, frozen=True):
 
 
 class Client(Struct, frozen=True):
-    """``file``: its settings, below the home folder; or below the folder in ``folder_variable``. None: it has
-    no file that other programs may write.
+    """A client program. ``file``: its settings, below the home folder; or below the folder in
+    ``folder_variable``. None: it has no file that other programs may write.
     """
 
     title: str

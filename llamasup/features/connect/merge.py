@@ -31,7 +31,7 @@ def rendered(values: Mapping[str, Any], format_: Format) -> str:
 
 
 def merged(text: str, values: Mapping[str, Any], format_: Format) -> str:
-    """``text`` with the ``values``. Raises CannotMerge."""
+    """Return ``text`` with the ``values``. Raises CannotMerge."""
     if not text.strip():
         return rendered(values, format_)
     after = _MERGE[format_](text, values)

@@ -59,7 +59,8 @@ def page_address(address: Address, names: Sequence[str]) -> str | None:
 
 
 class Console:
-    """``ConsolePages``. ``page_url``: the URL for a browser on this machine; None if it has no such URL.
+    """The ``ConsolePages``. ``page_url`` is the URL for a browser on this machine, or None if it has no such
+    URL.
 
     ``describe``: further fields of ``GET console/session``.
     """

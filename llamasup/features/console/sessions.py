@@ -41,9 +41,9 @@ class SessionKeys(Protocol):
 
 
 class Session(Struct, eq=False):
-    """``digest``: of its secret. ``acts_as``: its key, in the control API. ``infers_as``: the key that its
-    page uses for ``/v1/…``, and ``inference_key`` its text. ``signed_in_with``: the key of the key file, if
-    one opened the session.
+    """A session. ``digest`` is that of its secret. ``acts_as``: its key, in the control API. ``infers_as``:
+    the key that its page uses for ``/v1/…``, and ``inference_key`` its text. ``signed_in_with``: the key of
+    the key file, if one opened the session.
     """
 
     digest: bytes
@@ -71,8 +71,9 @@ class Opened(Struct, frozen=True):
 
 
 class ConsoleSessions:
-    """``clock`` also counts while the machine sleeps. ``random_text`` returns at least 256 random bits, of
-    letters, digits, ``_`` and ``-``. ``on_closed`` is called after the end of a session or of a key.
+    """The open sessions. ``clock`` also counts while the machine sleeps. ``random_text`` returns at least 256
+    random bits, of letters, digits, ``_`` and ``-``. ``on_closed`` is called after the end of a session or of
+    a key.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class ConsoleSessions:
         return token
 
     def open_with_token(self, token: str) -> Opened | None:
-        """None if the token is unknown, used or too old, or if its key was changed or removed."""
+        """Open a session. None if the token is unknown, used or too old, or if its key was changed or
+        removed.
+        """
         digest = self._digest(token)
         live = self._live_tokens()
         found = next((known for known in live if compare_digest(known.digest, digest)), None)

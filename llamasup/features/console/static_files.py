@@ -52,7 +52,9 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
 
 
 class StaticFile(Struct, frozen=True):
-    """``etag`` is that of the uncompressed content. ``compressed``: with gzip; None if it is not smaller."""
+    """A file of the console. ``etag`` is that of the uncompressed content. ``compressed`` (gzip) is None if
+    it is not smaller.
+    """
 
     content_type: str
     content: bytes
@@ -91,7 +93,7 @@ def _static_file(suffix: str, content: bytes) -> StaticFile:
 def answer_of(
     file: StaticFile, accept_encoding: str, if_none_match: str, *, sandboxed: bool = False
 ) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of the answer to a GET.
+    """Return status, body and headers of the answer to a GET.
 
     ``sandboxed``: a page has an origin of its own, so that no other page of this address reaches into it.
     """

@@ -1,4 +1,4 @@
-"""Asks each running llamasup of this user for its status and its logs, for a bug report."""
+"""Requests the status and the logs of each running llamasup of this user, for a bug report."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class RuntimeFact(Struct, frozen=True):
 
 
 class NvmlFact(Struct, frozen=True):
-    """``error`` is NVML's name, "not installed" without the package, or empty without an error."""
+    """The state of NVML. ``error`` is NVML's name, "not installed" without the package, or empty without an
+    error.
+    """
 
     gpus: int = 0
     error: str = ""
@@ -43,7 +45,7 @@ class NvmlFact(Struct, frozen=True):
 
 
 class ModelFact(Struct, frozen=True):
-    """``plan``: as JSON, if it could be made."""
+    """A model that was checked. ``plan`` is the plan as JSON, if one could be made."""
 
     name: str
     found: str = ""
@@ -59,7 +61,7 @@ class FolderFact(Struct, frozen=True):
 
 
 class CertificateFact(Struct, frozen=True):
-    """``problem``: the read error or the problem with the dates, as the end of a sentence."""
+    """A certificate. ``problem`` is the read error or a problem with its dates, as the end of a sentence."""
 
     path: str
     problem: str = ""

@@ -46,7 +46,9 @@ def check_locked_memory(facts: Facts) -> Iterator[Check]:
 
 
 def check_address_space(facts: Facts) -> Iterator[Check]:
-    """Maps: the whole model file, 8 MiB and more for each thread, and for CUDA all memory of the GPUs."""
+    """Check the limit of mapped memory. llama-server maps the whole model file, 8 MiB and more for each
+    thread, and for CUDA all memory of the GPUs.
+    """
     machine = facts.hardware
     limit = machine.address_space_limit_bytes
     gpu_bytes = sum(device.total_bytes for device in facts.devices if not device.shares_host_memory)
@@ -100,8 +102,8 @@ def check_numa(facts: Facts) -> Iterator[Check]:
 
 
 def check_huge_pages(facts: Facts) -> Iterator[Check]:
-    """For information: no setting is known to hurt. It does not affect weights, which are mapped files, and
-    llama.cpp was as fast with it as without (#22022).
+    """Report the setting for information: none is known to hurt. It does not affect weights, which are mapped
+    files, and llama.cpp was as fast with it as without (#22022).
     """
     if facts.hardware.huge_pages is not None:
         yield Check("transparent huge pages", True, facts.hardware.huge_pages)

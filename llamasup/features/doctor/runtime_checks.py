@@ -47,7 +47,7 @@ def check_capabilities(facts: Facts) -> Iterator[Check]:
 
 
 def check_ffmpeg(facts: Facts) -> Iterator[Check]:
-    """llama-server needs both programs for WebP images and videos (b11434).
+    """Check for the two programs that llama-server needs for WebP images and videos (b11434).
 
     If one is missing, it answers 400 "Failed to load image or audio file".
     """

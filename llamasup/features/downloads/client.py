@@ -1,4 +1,4 @@
-"""HTTP requests for files of a model hub or another server: redirects, credentials, retries, errors.
+"""Sends HTTP requests for files of a model hub or another server: redirects, credentials, retries, errors.
 
 Redirects are followed here and not by httpx: each target is checked before the request, and only the hub gets
 the token, never a redirect target. Messages show URLs without their query (signatures).
@@ -37,7 +37,9 @@ _SMALL_BODY = 64 * 1024
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """``attempts``: the most failures in a row without a byte of progress. Times in seconds."""
+    """The limits of retries. ``attempts``: the most failures in a row without a byte of progress. Times are
+    in seconds.
+    """
 
     attempts: int = 6
     first_wait_s: float = 0.5
@@ -55,7 +57,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """``url`` and ``headers`` are those after redirects; ``hub`` are the headers of the first response."""
+    """An answer. ``url`` and ``headers`` are those after redirects; ``hub`` are the headers of the first
+    response.
+    """
 
     url: str
     response: httpx.Response

@@ -52,7 +52,7 @@ _LOCK_POLL_INTERVAL_S = 0.25  # polls the lock of another process
 
 class ProgressListener(Protocol):
     def moved(self, done_bytes: int) -> None:
-        """Progress: the bytes of this file on the disk."""
+        """Note progress: the bytes of this file on the disk."""
         ...
 
     def say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Downloads for a service: each model once for all requests, in its own process.
+"""Downloads models for a service: each model once for all requests, in its own process.
 
 The process (``llamasup pull --json``) keeps TLS, checksums and slow disks away from the event loop of the
 service, and frees its memory at the end. It can be killed at any time; the next one continues its download.
@@ -62,8 +62,8 @@ _CLASSES: Mapping[str, type[LlamasupError]] = {
 
 
 class DownloadSettings(Struct, frozen=True, kw_only=True):
-    """``folder`` is the absolute path for downloads; ``others`` are searched only. ``endpoint`` and
-    ``token_file``: None for those of the environment.
+    """The settings of downloads. ``folder`` is the absolute path for downloads; ``others`` are searched only.
+    ``endpoint`` and ``token_file``: None for those of the environment.
     """
 
     folder: Path
@@ -230,7 +230,7 @@ class Downloads:
 
 
 def _shown(ref: str) -> str:
-    """Without the query of a URL, which may contain a signature."""
+    """Remove the query of a URL, which may contain a signature."""
     return shown_url(ref) if "://" in ref else ref
 
 

@@ -55,7 +55,9 @@ _MAX_PAGES = 50
 
 
 class DownloadOptions(Struct, frozen=True, kw_only=True):
-    """``folder``: of all models. ``parallel``: requests at a time. Only the endpoint gets the token."""
+    """The options of a download. ``folder`` is that of all models. ``parallel``: requests at a time. Only the
+    endpoint gets the token.
+    """
 
     folder: Path
     endpoint: str = HUB
@@ -88,7 +90,7 @@ class PullListener(Protocol):
     def chosen(self, choosing: Choosing) -> None: ...
 
     def moved(self, done_bytes: int) -> None:
-        """Progress: the bytes of all files together."""
+        """Note progress: the bytes of all files together."""
         ...
 
     def say(self, text: str) -> None: ...
@@ -214,7 +216,7 @@ class _Pull:
         return wanted, None, Choosing(str(ref), names, size, 0, "the file asked for", notes)
 
     async def _inspected(self, wanted: DownloadTarget) -> DownloadTarget:
-        """``wanted`` with the size and checksum from the server, if the list has none."""
+        """Return ``wanted`` with the size and checksum from the server, if the list has none."""
         if wanted.remote.size is not None and wanted.remote.sha256 is not None:
             return wanted
         remote, _ = await self._client.retry(
@@ -342,7 +344,7 @@ def _bytes_on_disk(target: Path) -> int:
 
 
 def _pinned(ref: RepoRef, choice: Choice) -> Choice:
-    """``choice`` with the checksum of ``ref``. Raises ModelInvalid if the hub announces another one."""
+    """Return ``choice`` with the checksum of ``ref``. Raises ModelInvalid if the hub has another one."""
     if ref.sha256 is None:
         return choice
     if len(choice.parts) > 1:

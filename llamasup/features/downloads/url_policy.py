@@ -1,4 +1,4 @@
-"""Which addresses and URLs a download may use (X11).
+"""Decides which addresses and URLs a download may use (X11).
 
 The user chooses a URL, but the server chooses a redirect: it must not make this machine send requests into
 its own network. The hub that the user configured may have any address; all others must be public.
@@ -23,7 +23,9 @@ _ASSIGNED = ipaddress.IPv6Network("2000::/3")
 
 
 class UrlPolicy(Struct, frozen=True):
-    """``endpoint`` is the base URL of the hub. ``private`` allows private addresses, ``http`` plain HTTP."""
+    """The policy of a download. ``endpoint`` is the base URL of the hub. ``private`` allows private
+    addresses, ``http`` plain HTTP.
+    """
 
     endpoint: str
     private: bool = False

@@ -28,7 +28,7 @@ class BrokenAnswer(Exception):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of one request, in seconds. ``load_s``: how long it waited for the load of its model."""
+    """The times of one request, in seconds. ``load_s`` is how long it waited for the load of its model."""
 
     total_s: float
     load_s: float = 0.0

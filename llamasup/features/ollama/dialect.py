@@ -1,4 +1,4 @@
-"""Ollama's API on a listener of its own: which paths it has, and who answers each (a ``Dialect``).
+"""Serves Ollama's API on a listener of its own: its paths, and what answers each (a ``Dialect``).
 
 Requests that run a model are translated and then take the way of every request to /v1/chat/completions,
 /completion or /v1/embeddings: keys, limits, queue, retries, metrics and virtual models are those of that way.
@@ -76,7 +76,7 @@ class _WrongMethod(Exception):
 
 
 class OllamaDialect:
-    """``list_models``: the models as /v1/models lists them. ``keep``: see ``Served``."""
+    """A ``Dialect``. ``list_models`` returns the models as /v1/models does. ``keep``: see ``Served``."""
 
     def __init__(
         self,
@@ -159,7 +159,9 @@ class OllamaDialect:
         return Features() if found is None else features_of(found)
 
     def _listed(self, request: Request, backend: Backend, name: str) -> ListedModel | None:
-        """None if the request may not use this model: its refusal comes later, as on every other path."""
+        """Return the model as listed. None if the request may not use it: it is refused later, as on every
+        other path.
+        """
         try:
             route = self._route(request, backend, name)
         except Refused:
@@ -167,7 +169,7 @@ class OllamaDialect:
         return self._entry(route.model.id)
 
     def _entry(self, id_: str) -> ListedModel | None:
-        """None if the model was removed meanwhile, or is only on another node."""
+        """Return the model. None if it was removed meanwhile, or is only on another node."""
         try:
             return read_one(self._list_models().one(id_))
         except KeyError:

@@ -222,7 +222,7 @@ _is_duration = re.compile(rf"([+-]?)(0|(?:{_PART})+)").fullmatch
 
 
 def keep_alive(fields: Fields) -> float | None:
-    """Seconds; None if the field is not set. A negative time is for ever, as in Ollama."""
+    """Return the seconds; None if the field is not set. A negative time means forever, as in Ollama."""
     given = _given(fields, "keep_alive")
     if given is None:
         return None

@@ -104,12 +104,12 @@ def features_of(model: ListedModel) -> Features:
 
 
 def tags(models: list[ListedModel]) -> bytes:
-    """``GET /api/tags``: all models."""
+    """Answer ``GET /api/tags``: all models."""
     return _encode({"models": [{**_base(model), "modified_at": _modified_at(model)} for model in models]})
 
 
 def running(models: list[ListedModel], now: datetime) -> bytes:
-    """``GET /api/ps``: the loaded models. A virtual model has no memory of its own."""
+    """Answer ``GET /api/ps``: the loaded models. A virtual model has no memory of its own."""
     loaded = [model for model in models if model.status.value == "loaded" and not model.llamasup.is_virtual]
     return _encode({"models": [{**_base(model), **_residence(model, now)} for model in loaded]})
 
@@ -130,7 +130,7 @@ def _residence(model: ListedModel, now: datetime) -> dict[str, Any]:
 
 
 def shown(model: ListedModel) -> bytes:
-    """``POST /api/show``: one model."""
+    """Answer ``POST /api/show``: one model."""
     own, meta = model.llamasup, model.meta
     family = own.family or ""
     info: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""``options`` of a request in Ollama's API → parameters of llama-server, or the reason why not (pure)."""
+"""Translates ``options`` of Ollama's API into parameters of llama-server, or says why not (pure)."""
 
 from __future__ import annotations
 

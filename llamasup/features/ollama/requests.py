@@ -57,7 +57,7 @@ EMBEDS: Final = frozenset({Kind.EMBED, Kind.EMBEDDINGS, Kind.LOAD_EMBED, Kind.LO
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What a model can do, from its file. None: not known.
+    """The abilities of a model, from its file. None means unknown.
 
     ``insert``: the ids of its tokens for filling in the middle (prefix, suffix, middle); empty: it has none.
     """
@@ -127,7 +127,7 @@ def check_features(request: OllamaRequest, features: Features) -> None:
 
 
 def model_of(fields: Fields) -> str:
-    """``model``, or ``name`` of older clients."""
+    """Return the field ``model``, or ``name`` of older clients."""
     name = text(fields, "model") or text(fields, "name")
     if not name:
         raise refusal("model is required", "GET /api/tags lists the models")

@@ -51,5 +51,5 @@ def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
 
 
 def _turns(side: ServedLoad) -> float:
-    """How many requests go before a new one, for each permit."""
+    """Return how many requests are served before a new one, for each permit."""
     return (side.waiting + 1) / side.slots

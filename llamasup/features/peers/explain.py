@@ -1,4 +1,4 @@
-"""Sentences about a model on other nodes, for ``llamasup why`` (pure)."""
+"""Writes the sentences of ``llamasup why`` about a model on other nodes (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamasup.features.peers.known import KnownNode
 
 
 def explain_nodes(group: ModelGroup, nodes: Mapping[str, KnownNode], queued: int) -> Explanation:
-    """``queued``: the requests that wait here for these nodes."""
+    """Explain a model on other nodes. ``queued``: the requests that wait here for these nodes."""
     sentences, change = [], []
     for name, model in group.nodes.items():
         known = nodes.get(name)

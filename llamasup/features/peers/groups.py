@@ -1,4 +1,4 @@
-"""Which models the nodes have together, under which names, and what a node can do for each (pure).
+"""Decides which models the nodes have together, under which names, and what a node can do for each (pure).
 
 Models with the same id are the same model. An id counts on every node that has it. An alias counts if all of
 these nodes know it for the same model: the body of a request goes to a node unchanged, with the name that
@@ -24,7 +24,7 @@ RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
 
 class ModelGroup(Struct, frozen=True):
-    """One model of other nodes. ``nodes`` list it, by their names. ``is_local``: this one has it."""
+    """A model of other nodes. ``nodes`` are the names of those nodes. ``is_local``: this node has it."""
 
     model: ResolvedModel
     nodes: Mapping[str, NodeModel]
@@ -37,7 +37,7 @@ def groups_of(
     expected: Iterable[ExpectedModel],
     local: Callable[[str], ResolvedModel | None],
 ) -> tuple[ModelGroup, ...]:
-    """``local``: the model of this node with this name."""
+    """Group the models of the nodes. ``local`` returns the model of this node with this name."""
     members: dict[str, dict[str, NodeModel]] = {}
     for known in nodes:
         if known.listing is not None and known.state is not NodeState.DUPLICATE:

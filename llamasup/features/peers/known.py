@@ -1,4 +1,4 @@
-"""What is known of one node, and how answers and failures change it (pure)."""
+"""Keeps what is known of one node, and decides how answers and failures change it (pure)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from llamasup.features.peers.membership import Peer
 
 
 class NodeState(StrEnum):
-    """``READY`` nodes get requests. ``SILENT``: no answer lately; it keeps the requests that it has.
-    ``ABSENT``: those end too. ``REFUSED``: only a person can correct it (key, certificate, address).
+    """The state of a node. ``READY`` nodes get requests. A ``SILENT`` one has not answered lately, and keeps
+    its requests. ``ABSENT``: those end too. ``REFUSED``: only a person can correct it (key, certificate,
+    address).
     """
 
     CONNECTING = "connecting"
@@ -38,8 +39,8 @@ class ProbePolicy(Struct, frozen=True):
 
 
 class Trouble(Struct, frozen=True):
-    """Why a probe failed. ``gone``: nothing listens there. ``final``: a later probe will most likely fail
-    too.
+    """The reason why a probe failed. ``gone``: nothing listens there. ``final``: a later probe will most
+    likely fail too.
     """
 
     reason: str
@@ -49,9 +50,9 @@ class Trouble(Struct, frozen=True):
 
 
 class KnownNode(Struct, frozen=True):
-    """``listing``: the last that it gave; kept while it does not answer, so that requests for its models
-    wait, and do not fail because of an unknown name. ``requests``: those that it works on or that wait there,
-    for all its models together.
+    """A node as known here. ``listing`` is its last one, kept while it does not answer, so that requests for
+    its models wait, and do not fail because of an unknown name. ``requests``: those that it works on or that
+    wait there, for all its models together.
     """
 
     peer: Peer

@@ -1,4 +1,4 @@
-"""Which other llamasup nodes there are: the interface between their source and their users (pure).
+"""The interface between a source of other llamasup nodes and its users (pure).
 
 The config is one source (``static.py``). A source that starts nodes on demand also names the models that it
 could start (``expected``), and learns how many requests wait for each of them (``wanted``).
@@ -65,7 +65,8 @@ class Membership(Protocol):
         ...
 
     def wanted(self, model: str, waiting: int) -> None:
-        """``waiting`` requests wait for ``model``: no node serves it, or all slots of its nodes are busy.
-        Called about each second while the number changes, and at once if no node serves. Must return at once.
+        """Note that ``waiting`` requests wait for ``model``: no node serves it, or all slots of its nodes are
+        busy. Called about each second while the number changes, and at once if no node serves. Must return at
+        once.
         """
         ...

@@ -56,7 +56,7 @@ class NodeRoute(Struct, frozen=True):
 
 
 class Peers:
-    """``timeout_s`` and ``max_waiting`` limit the queue of each model; ``continues_streams``: as there. Call
+    """The models of other nodes. ``timeout_s`` and ``max_waiting`` limit the queue of each model. Call
     all methods in the thread of the event loop.
     """
 

@@ -32,7 +32,7 @@ COLD_PERMITS: Final = 1  # of a node that has to load the model first
 
 
 class NodeAddress(Struct, frozen=True):
-    """Where a node is, and how to speak with it."""
+    """The address of a node, and how to connect to it."""
 
     address: Address
     key: str
@@ -132,7 +132,7 @@ class RemoteModel:
 
     @property
     def warm(self) -> tuple[Endpoint, ...]:
-        """Of the serving nodes, without any that just broke a request."""
+        """The load of the serving nodes, without any that just broke a request."""
         return tuple(endpoint for endpoint in self._warm if endpoint.ejected_until_s <= self._clock())
 
     def free(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
@@ -144,7 +144,7 @@ class RemoteModel:
         nodes: Mapping[str, KnownNode],
         address_of: Callable[[str], NodeAddress | None],
     ) -> None:
-        """``address_of``: the address of a node; None: it cannot be reached yet."""
+        """Use these nodes. ``address_of`` returns the address of a node, or None if that is unknown yet."""
         self.group = group
         for name in tuple(self.endpoints):
             known = nodes.get(name)
@@ -176,7 +176,7 @@ class RemoteModel:
         self.queue.changed()
 
     def close(self, why: Unavailable) -> None:
-        """No node has the model any more: end its requests, and reject the waiting ones."""
+        """End the requests and reject the waiting ones, because no node has the model any more."""
         self._why, self._warm, self._cold, self._only = why, (), None, None
         for name in tuple(self.endpoints):
             self._close(name, None)
@@ -184,7 +184,7 @@ class RemoteModel:
 
     # --- private
     def _why_not(self) -> Unavailable:
-        """With the remaining time of a start that nothing reports about."""
+        """Return why no node serves it, with the remaining time of a start that nothing reports about."""
         why, expected = self._why, self.group.expected
         if expected is None or expected.ready_at_s is None or why.message != expected.message:
             return why

@@ -24,12 +24,12 @@ class SharedModel:
 
     @property
     def queue(self) -> RequestQueue:
-        """That of the side where a request would wait now."""
+        """The queue of the side where a request would wait now."""
         return self._of(self._choice()).queue
 
     @property
     def repairs(self) -> Repairs:
-        """Also for requests that go to another node first, which may come back."""
+        """The repairs, which also apply to requests that another node gets first: they may come back."""
         return self.here.repairs
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
@@ -57,7 +57,7 @@ class SharedModel:
         return self.here if choice.where is Where.HERE else self.elsewhere
 
     def load(self) -> ServedLoad:
-        """That of the side where a request would go now."""
+        """The load of the side where a request would be sent now."""
         here, elsewhere = self.here.load(), self.elsewhere.load()
         return here if choose_side(here, elsewhere).where is Where.HERE else elsewhere
 

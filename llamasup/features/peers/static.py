@@ -24,7 +24,7 @@ class StaticMembership:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Nothing: its owner replaces the nodes."""
+        """Do nothing: the owner replaces the nodes."""
 
     def current(self) -> tuple[Peer, ...]:
         return self._peers
@@ -43,7 +43,7 @@ class StaticMembership:
         return ()
 
     def wanted(self, model: str, waiting: int) -> None:
-        """Nothing: no node is started."""
+        """Do nothing: no node is started."""
 
 
 def peers_of(entries: Mapping[str, PeerEntry]) -> tuple[Peer, ...]:

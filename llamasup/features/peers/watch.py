@@ -1,4 +1,4 @@
-"""Asks one node for its models, again and again: its answers, and what keeps it from answering."""
+"""Requests the models of one node repeatedly, and reports its answers and failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATE_S = 0.25
 
 
 def address_of(peer: Peer) -> TcpAddress:
-    """Where it listens. Raises ValueError."""
+    """Return where the node listens. Raises ValueError."""
     url = httpx.URL(peer.url)
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(f"{peer.url!r} is not the URL of a node, such as https://desk.example.net:8080")
@@ -33,15 +33,15 @@ def address_of(peer: Peer) -> TcpAddress:
 
 
 def tls_of(peer: Peer) -> ssl.SSLContext | None:
-    """Verifies the certificate and the name of the node. Blocks for some milliseconds."""
+    """Make the context that verifies the certificate and the name of the node. Blocks for milliseconds."""
     if not peer.url.lower().startswith("https:"):
         return None
     return ssl.create_default_context(cadata=peer.ca or None)
 
 
 class NodeWatch:
-    """``sender``: the id of this node. ``is_urgent``: whether a request waits for news of the node. The
-    callbacks are called in the task of ``run``.
+    """The watch of one node. ``sender`` is the id of this node. ``is_urgent``: whether a request waits for
+    news of the node. The callbacks are called in the task of ``run``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NodeWatch:
         self._awake = asyncio.Event()
 
     def wake(self) -> None:
-        """Ask at once: a connection to the node failed, or a request waits for it."""
+        """Probe at once, because a connection to the node failed or a request waits for it."""
         self._awake.set()
 
     async def run(self) -> None:

@@ -181,7 +181,9 @@ def build_unit(name: str, account: Account, requirements: Requirements, obstacle
 def check_service_address(
     obstacles: Obstacles, hosts: Iterable[str], port: int, *, needs_key: bool, remedy: str
 ) -> None:
-    """``needs_key``: no API key is set, and --insecure-no-auth neither; ``remedy`` is for this case."""
+    """Check the address. ``needs_key``: no API key is set, and --insecure-no-auth neither; ``remedy`` is for
+    this case.
+    """
     if not 0 <= port <= 65535:
         obstacles.add(
             UsageInvalid(
@@ -232,13 +234,15 @@ def _check_writable(unit: Unit, account: Account, written: Mapping[str, str], ob
 
 
 def plain_path(path: str | Path) -> Path:
-    """Absolute and without "..", which systemd does not accept, and whose parent may be hidden."""
+    """Make the path absolute without "..", which systemd does not accept, and whose parent may be hidden."""
     path = Path(path).absolute()
     return path.parent.resolve() / path.name if ".." in path.parts else path
 
 
 def runtime_argument(runtime: Runtime) -> str:
-    """For ``--runtime``: the PATH of a service differs from that of the user who installs it."""
+    """Return the argument for ``--runtime``: the PATH of a service differs from that of the user who installs
+    it.
+    """
     return str(plain_path(runtime.path)) if runtime.kind == "binary" else "embedded"
 
 

@@ -76,7 +76,7 @@ class Systemd(Struct, frozen=True):
 
 
 def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
-    """systemd, if it expects notifications. Removes the variables."""
+    """Return systemd, if it expects notifications. Removes the variables."""
     address = environ.pop("NOTIFY_SOCKET", "")
     interval = environ.pop("WATCHDOG_USEC", "")
     wanted_of = environ.pop("WATCHDOG_PID", "")

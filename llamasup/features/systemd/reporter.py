@@ -29,7 +29,9 @@ __all__ = ["SystemdReporter"]
 
 
 class ReportedService(Protocol):
-    """``runner``: of one model, once it exists; many models have neither it nor a ``launch``."""
+    """The service that is reported. ``runner`` is that of one model, once it exists; many models have neither
+    it nor a ``launch``.
+    """
 
     @property
     def launch(self) -> object | None: ...

@@ -117,8 +117,8 @@ def _keep_none(launch: Launch, given: Settings) -> Settings:
 
 
 def model_paths(launch: Launch, *, is_demo: bool = False) -> tuple[Launch, list[Path]]:
-    """``launch`` with paths that systemd accepts, and all files of its model, also those in llama-server's
-    own flags. The service writes the demo model itself.
+    """Return ``launch`` with paths that systemd accepts, and all files of its model, also those in
+    llama-server's own flags. The service writes the demo model itself.
     """
     named: list[Path] = []
 

@@ -68,7 +68,7 @@ class ServiceStatus(Struct, frozen=True):
 def state_changed(
     status: ServiceStatus, model: str, state: State, *, slots: int | None
 ) -> tuple[ServiceStatus, Messages]:
-    """``slots``: the number of slots, if known."""
+    """Note the new state. ``slots`` is the number of slots, if known."""
     if status.is_stopping:
         return status, ()
     if (step := _STEPS.get(state)) is not None:
@@ -159,7 +159,7 @@ def reloaded(
 
 
 def stopping(status: ServiceStatus, *, in_flight: int, needs_s: float) -> tuple[ServiceStatus, Messages]:
-    """``needs_s``: the time limit for drain and stop."""
+    """Note the stop. ``needs_s`` is the time limit for drain and stop."""
     if status.is_stopping:
         return status, ()
     requests = "1 request" if in_flight == 1 else f"{in_flight} requests"

@@ -134,7 +134,7 @@ class Units(Struct, frozen=True):
 
 
 def systemd_version() -> int:
-    """252, 257 …; 0 if unknown."""
+    """Return 252, 257 …; 0 if unknown."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             ["systemctl", "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -150,7 +150,7 @@ def gpu_groups() -> tuple[str, ...]:
 
 
 def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
-    """Why a user without files here cannot read some of ``paths``; empty if all are readable.
+    """Return why a user without files here cannot read some of ``paths``; empty if all are readable.
 
     The parents of ``hidden`` paths do not count, as the sandbox creates them.
     """

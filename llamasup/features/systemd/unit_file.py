@@ -52,12 +52,12 @@ class Credential(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in systemd."""
+        """The name in systemd."""
         return self.option.removeprefix("--")
 
 
 class Unit(Struct, frozen=True):
-    """One service. ``command`` runs llamasup in the foreground; paths in commands are absolute."""
+    """A service. ``command`` runs llamasup in the foreground; paths in commands are absolute."""
 
     name: str
     command: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What an answer of a trace collector means, and when to try again (pure).
+"""Decides what an answer of a trace collector means, and when to try again (pure).
 
 The statuses are those of the OTLP specification 1.9: only some may be tried again.
 """
@@ -20,7 +20,9 @@ class Delivered(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """``retries``: the same spans may be sent again, after ``after_s`` if the collector said so."""
+    """A delivery that failed. ``retries``: the same spans may be sent again, after ``after_s`` if the
+    collector said so.
+    """
 
     reason: str
     retries: bool = True

@@ -75,7 +75,7 @@ def _has_package() -> bool:
 
 
 class SpanExporter:
-    """``write`` and ``dropped`` are for the event loop's thread."""
+    """Exports spans in a thread of its own. ``write`` and ``dropped`` are for the event loop's thread."""
 
     def __init__(self, settings: TracingSettings) -> None:
         self._settings = settings

@@ -32,7 +32,7 @@ def encoded(spans: Sequence[Span], resource: Iterable[tuple[str, Value]]) -> byt
 
 
 def rejected_spans(answer: bytes) -> int:
-    """How many spans the collector rejected, according to its answer to a request that succeeded."""
+    """Return how many spans the collector rejected, according to its answer to a request that succeeded."""
     try:
         rejected: int = ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans
     except DecodeError:  # not an answer of OTLP, but the status says that the spans are accepted

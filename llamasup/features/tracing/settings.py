@@ -1,4 +1,4 @@
-"""Where spans go, from the variables of the OpenTelemetry specification (pure).
+"""Reads where spans are sent, from the variables of the OpenTelemetry specification (pure).
 
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` turns tracing on. An invalid
 variable turns it off with a ``TracingProblem``. It stops no start, because such variables are often set for a
@@ -26,14 +26,18 @@ _TRACE_ID_BITS: Final = 64  # that decide; the upper half may have a fixed part
 
 
 class Sampler(Struct, frozen=True):
-    """``share``: of the traces that llamasup begins. ``follows_parent``: a client decides for its own."""
+    """The sampler. ``share`` is that of the traces that llamasup begins. ``follows_parent``: a client decides
+    for its own.
+    """
 
     share: float = 1.0
     follows_parent: bool = True
 
 
 class TracingSettings(Struct, frozen=True):
-    """``url``: that of ``POST``. ``resource``: the attributes of this service. Headers may be secrets."""
+    """The settings of the exporter. ``url`` is that of ``POST``. ``resource``: the attributes of this
+    service. Headers may be secrets.
+    """
 
     url: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -48,12 +52,12 @@ class TracingSettings(Struct, frozen=True):
 
     @property
     def shown_url(self) -> str:
-        """Without the query, which may contain a key."""
+        """The URL without its query, which may contain a key."""
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
 
 class TracingProblem(Struct, frozen=True):
-    """Why there is no tracing, and what to do."""
+    """The reason why there is no tracing, and what to do."""
 
     message: str
     remedy: str
@@ -66,7 +70,7 @@ class _Invalid(ValueError):
 
 
 def read_settings(environ: Mapping[str, str]) -> TracingSettings | TracingProblem | None:
-    """None: tracing is off."""
+    """Read the settings; None if tracing is off."""
     if not any(environ.get(name) for name in ENDPOINTS):
         return None
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").split(",")

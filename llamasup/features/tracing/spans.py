@@ -33,7 +33,8 @@ _OPERATIONS: Final = {
 
 
 class Span(Struct, frozen=True):
-    """Times in nanoseconds since 1970. ``parent_id``: empty at the root. ``is_server``: else it is internal.
+    """A span. Times are in nanoseconds since 1970. ``parent_id`` is empty at the root. ``is_server``: else it
+    is internal.
 
     ``error``: why it failed; empty: it did not.
     """
@@ -103,7 +104,7 @@ def phases(record: RequestRecord) -> Iterator[tuple[str, float]]:
 
 
 def _generation_began_s(record: RequestRecord) -> float | None:
-    """When the generation began; None: it did not, or is not known.
+    """Return when the generation began; None if it did not, or if that is unknown.
 
     A stream begins with the first token. A plain answer is sent when it is complete, so the beginning is
     known only from llama-server's own speed.

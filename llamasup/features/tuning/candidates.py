@@ -1,4 +1,4 @@
-"""Which changes of a plan are worth a measurement, in the order of what the planner expects of them.
+"""Decides which changes of a plan are worth a measurement, in the order of what the planner expects of them.
 
 A candidate is proposed only if this build has its flags, this machine and model can gain from it, and the
 user set none of its flags. Changes that break a promise of the profile are not candidates: the context of a
@@ -26,7 +26,9 @@ Purpose = Literal["latency", "throughput", "memory"]
 
 
 class Candidate(Struct, frozen=True):
-    """``group``: a configuration takes at most one candidate of a group. ``why``: what it may gain."""
+    """A change to measure. A configuration takes at most one candidate of a ``group``. ``why``: what it may
+    gain.
+    """
 
     group: str
     changes: Changes
@@ -39,7 +41,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True):
-    """Everything that decides which changes are possible. ``plan`` is the default that they change."""
+    """The facts that decide which changes are possible. ``plan`` is the default that they change."""
 
     purpose: Purpose
     capabilities: Capabilities

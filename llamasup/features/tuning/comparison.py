@@ -59,7 +59,8 @@ class TimeOver(Exception):
 
 
 class Comparison:
-    """``folder`` is the run folder. ``left_s`` returns the time that is left for all measurements.
+    """Runs the measurements. ``folder`` is the run folder. ``left_s`` returns the time that is left for all
+    measurements.
 
     ``starts_s``: the times of all starts. ``default_times``: those of the default's blocks.
     """
@@ -103,7 +104,7 @@ class Comparison:
         return median(self.default_times or (0.0,))
 
     def screening_s(self, pairs: int) -> float:
-        """How long a screening takes."""
+        """Return how long a screening takes."""
         block_s = self.block_s
         if self._alternates:
             return pairs * (2 * self.start_s + 4 * block_s)
@@ -176,7 +177,7 @@ class Comparison:
             await self._end_trials(default=False)
 
     async def _alternate(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
-        """Both one after the other, as they do not fit into memory together, or need the same RPC worker."""
+        """Measure one after the other: they do not fit into memory together, or need the same RPC worker."""
         await self._end_trials()
         if not self._plan(candidate.changes)[1]:
             raise TrialFailed("it does not fit in memory")
@@ -186,7 +187,7 @@ class Comparison:
             await self._end_trials()
 
     async def round(self, candidate: Candidate, block: Block) -> float:
-        """One round of a proof, from fresh processes: the median of its pairs."""
+        """Measure one round of a proof, from fresh processes: the median of its pairs."""
         if self._proven != candidate.name:
             self.measured.clear()
             self._proven = candidate.name
@@ -246,7 +247,7 @@ class Comparison:
         return log_ratio(self._purpose, *measured)
 
     async def _both(self, default: Trial, trial: Trial, block: Block) -> tuple[Measurement, Measurement]:
-        """One block on each of the two, in an order drawn at random."""
+        """Measure one block on each of the two, in an order drawn at random."""
         if secrets.randbits(1):
             of_default = await self._next_to(default, block)
             return of_default, await self._measure(trial, block)
@@ -352,7 +353,7 @@ class Comparison:
             await self._end_trials(default=False)
 
     def _reference_changes(self, plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
-        """What makes the default the reference: an f16 KV cache, and no drafts."""
+        """Return the changes that make the default the reference: an f16 KV cache, and no drafts."""
         changes: tuple[tuple[str, str], ...] = ()
         if plan.kv_type != "f16":
             changes += (("--cache-type-k", "f16"), ("--cache-type-v", "f16"))
@@ -380,7 +381,7 @@ class Comparison:
     # --- limits
 
     async def _measure(self, trial: Trial, block: Block) -> Measurement:
-        """One block. A server that takes much longer than the default counts as hanging."""
+        """Measure one block. A server that takes much longer than the default counts as hanging."""
         slowest_s = max(self.default_times, default=0.0)
         limit_s = max(_LEAST_WAIT_S, 20 * slowest_s) if slowest_s else _FIRST_START_S
         return await self._within(partial(trial.measure, block), limit_s)

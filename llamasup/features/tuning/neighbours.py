@@ -24,7 +24,7 @@ _LOOK_AGAIN_S = 0.5
 
 
 class Neighbours:
-    """``folder``: the run folder of this process, whose children are not watched."""
+    """The other llama-servers. ``folder`` is the run folder of this process, whose children do not count."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -27,7 +27,7 @@ class _Line(Struct, frozen=True):
 
 
 def picture(search: Search, title: str) -> str:
-    """One row for each candidate: the median gain of its pairs as a dot, all of them as a thin bar.
+    """Draw one row for each candidate: the median gain of its pairs as a dot, all of them as a thin bar.
 
     The proofs are below, with their bounds.
     """

@@ -60,7 +60,7 @@ _SHORTEST_SENTENCE = 10
 
 
 def prose(seed: int, words: int) -> str:
-    """Text of at least ``words`` words, another one for each seed."""
+    """Write a text of at least ``words`` words, another one for each seed."""
     sentences = -(-words // _SHORTEST_SENTENCE)
     choices = iter(shake_256(b"%d" % seed).digest(sentences * 40))
     return " ".join(_sentence(choices) for _ in range(sentences))

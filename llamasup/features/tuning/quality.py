@@ -90,7 +90,7 @@ class _Answer(msgspec.Struct):
 
 
 def read_distributions(answer: Any) -> Distribution:
-    """Of the answer to ``probe_body``; empty if the build lists no log-probabilities (before 2025)."""
+    """Read the answer to ``probe_body``. Empty if the build lists no log-probabilities (before 2025)."""
     try:
         tokens = msgspec.convert(answer, _Answer).completion_probabilities
     except msgspec.ValidationError:
@@ -105,7 +105,7 @@ def read_distributions(answer: Any) -> Distribution:
 
 
 def divergence(reference: Sequence[Distribution], candidate: Sequence[Distribution]) -> float | None:
-    """In nats: the mean divergence of a token, or the mean loss of an answer if that is larger.
+    """Return nats: the mean divergence of a token, or the mean loss of an answer if that is larger.
 
     None if the reference lists no probabilities.
     """
@@ -144,7 +144,8 @@ def _of_token(one: TokenOdds, other: TokenOdds) -> float:
 
 
 def _loss(expected: TokenOdds, token: int | None) -> float:
-    """How much less likely ``token`` (None: a missing one) is than the best one, according to the reference.
+    """Return how much less likely ``token`` (None: a missing one) is than the best one, according to the
+    reference.
 
     A token that is not listed is at most as likely as all unlisted ones together.
     """

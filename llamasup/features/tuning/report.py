@@ -75,7 +75,7 @@ def kept_as_json(kept: Kept) -> dict[str, Any]:
 
 
 def report_lines(found: SessionResult) -> list[str]:
-    """What a person wants to know at the end."""
+    """Write what a person wants to know at the end."""
     lines = []
     count, minutes = trials(found.search), found.minutes
     if found.kept is not None and found.kept.changes != NO_CHANGES:
@@ -96,7 +96,7 @@ def report_lines(found: SessionResult) -> list[str]:
 
 
 def kept_line(kept: Kept) -> str:
-    """``--ubatch-size 256: at least 1.11 ×, measured here on 2026-11-26: …``."""
+    """Write a line such as ``--ubatch-size 256: at least 1.11 ×, measured here on 2026-11-26: …``."""
     if kept.changes == NO_CHANGES:
         return f"nothing was better ({kept.trials} pairs, {kept.date})"
     return f"{kept.changes}: at least {kept.lower:.2f} ×, {kept.measured.why}"

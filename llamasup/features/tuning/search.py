@@ -102,12 +102,12 @@ def begin(candidates: Sequence[Candidate]) -> Search:
 
 
 def begin_proof(candidate: Candidate) -> Search:
-    """Without a screening: how often a proof is wrong is measured with this."""
+    """Begin a proof without a screening. With this, it is measured how often a proof is wrong."""
     return Search((Entry(candidate),), phase="proof", proofs=(Proof(candidate),))
 
 
 def next_step(search: Search) -> Step:
-    """What to measure next."""
+    """Return what to measure next."""
     match search.phase:
         case "screen":
             entry = next(one for one in search.entries if _is_due(one, search.rung))
@@ -192,7 +192,7 @@ def proven(proof: Proof) -> Interval:
 
 
 def trials(search: Search) -> int:
-    """How many pairs and rounds were measured."""
+    """Return how many pairs and rounds were measured."""
     entries = [*search.entries, *([search.combined] if search.combined else [])]
     return sum(len(one.ratios) for one in entries) + sum(len(one.ratios) for one in search.proofs)
 
@@ -237,7 +237,7 @@ def _open(search: Search) -> list[Entry]:
 
 
 def _halved(search: Search) -> Search:
-    """Candidates that are not better leave, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``.
+    """Drop the candidates that are not better, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``.
 
     A candidate that was twice as fast in one pair, and not in most, is measured again: this is noise. Of each
     group the best goes first, since a configuration has only one of a group.
@@ -346,7 +346,7 @@ def _with_proof(search: Search, ratios: tuple[float, ...]) -> Search:
 
 
 def _replaced(search: Search, proof: Proof) -> Search:
-    """With ``proof`` in place of the current one; a decided search is done."""
+    """Return the search with ``proof`` in place of the current one. A decided search is done."""
     current = _current(search)
     proofs = tuple(proof if one is current else one for one in search.proofs)
     if proof.verdict is Verdict.BETTER or all(one.verdict is Verdict.NOT_BETTER for one in proofs):

@@ -100,7 +100,9 @@ def bounds(ratios: Sequence[float], alpha: float = ALPHA) -> Interval:
 
 
 def judge(ratios: Sequence[float], alpha: float = ALPHA) -> Verdict:
-    """Better if the lower bound is above 1, not better if the upper bound is not worth a change."""
+    """Judge a measurement: better if the lower bound is above 1, not better if the upper bound is not worth a
+    change.
+    """
     if not ratios or (needed := wins_needed(len(ratios), alpha)) is None:
         return Verdict.UNDECIDED
     ordered = sorted(ratios)

@@ -1,4 +1,4 @@
-"""One ``llamasup tune``: carries out the steps of the search, until it is done or the time is over.
+"""Runs one ``llamasup tune``: carries out the steps of the search until it is done or out of time.
 
 Owns the time and the saved state. :mod:`llamasup.features.tuning.search` decides what is measured, and
 :mod:`llamasup.features.tuning.comparison` measures it.
@@ -79,7 +79,9 @@ def new_search(setup: Setup) -> Search:
 
 
 class Options(Struct, frozen=True):
-    """``runtime``: as ``--runtime``. ``mix``: the lengths of requests; empty: the stated mix."""
+    """The options of a tuning. ``runtime``: as ``--runtime``. ``mix``: the lengths of requests; empty: the
+    stated mix.
+    """
 
     purpose: Purpose
     minutes: float
@@ -102,9 +104,9 @@ class SavedSearch(Struct, frozen=True):
 
 
 class Session:
-    """``model`` is the file as it was before the first measurement, and ``folder`` the run folder. ``save``
-    stores the search after each step. ``search_of`` makes a new search. ``clock``, in seconds, decides when
-    the time is over.
+    """One tuning. ``model`` is the file as it was before the first measurement, and ``folder`` the run
+    folder. ``save`` stores the search after each step. ``search_of`` makes a new search. ``clock``, in
+    seconds, decides when the time is over.
     """
 
     def __init__(
@@ -455,5 +457,5 @@ async def _settled(work: Callable[[], Awaitable[T]]) -> tuple[T | None, Exceptio
 
 
 def _suspended_s() -> float:
-    """How long this machine has been suspended since its start."""
+    """Return how long this machine has been suspended since its start."""
     return native.awake_and_asleep_s() - time.monotonic()

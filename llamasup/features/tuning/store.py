@@ -36,7 +36,7 @@ def saved_search(model: FileIdentity) -> SavedSearch | None:
 
 
 def store_search(model: FileIdentity, search: SavedSearch | None) -> None:
-    """Save it for the next call. The tuning goes on if the disk is full."""
+    """Save the search for the next call. The tuning continues if the disk is full."""
     with contextlib.suppress(FolderUnusable):
         _store().put(model, _Stored(search))
 

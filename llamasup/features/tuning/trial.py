@@ -148,7 +148,7 @@ class Trial:
         return await self._guarded(ask_all(), timeout_s)
 
     def kill(self) -> None:
-        """Free the CPUs and the memory at once. ``end`` is still necessary."""
+        """Kill the process to free the CPUs and the memory at once. ``end`` is still necessary."""
         self._child.kill_group()
 
     async def end(self) -> None:
@@ -301,7 +301,9 @@ def _completion(prompt: list[int], number: int, lengths: Lengths) -> Mapping[str
 
 
 def _quiet(argv: Sequence[str]) -> list[str]:
-    """Without the verbose log of a first load, which would slow down only plans that were never loaded."""
+    """Return the plan without the verbose log of a first load, which would slow down only plans that were
+    never loaded.
+    """
     words = list(argv)
     if "--verbosity" in words:
         at = words.index("--verbosity")

@@ -45,7 +45,7 @@ class Block(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """One request as a client saw it."""
+    """A request as a client saw it."""
 
     first_token_s: float
     total_s: float
@@ -53,7 +53,7 @@ class Answered(Struct, frozen=True):
 
 
 class Measurement(Struct, frozen=True):
-    """One block. ``tokens_per_s``: of all clients together, of the answers."""
+    """The measurement of one block. ``tokens_per_s`` are those of the answers of all clients together."""
 
     seconds: float
     first_token_s: float
@@ -128,7 +128,7 @@ def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...
 
 
 def clients_for(purpose: Purpose, slots: int) -> int:
-    """How many requests run at a time."""
+    """Return how many requests run at a time."""
     return 2 * slots if purpose == "throughput" else 1
 
 

@@ -1,4 +1,4 @@
-"""Compares the plans of all models with two builds. Reads model files and asks the builds, so it blocks."""
+"""Compares the plans of all models with two builds. Reads model files and starts the builds, so it blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOWHERE = Path("/nonexistent")
 def compare(
     specs: Iterable[ModelSpec], budget: Mapping[str, int], environ: Mapping[str, str], old: str, new: str
 ) -> tuple[PlanChange, ...]:
-    """Of the models that have a file here, and a plan with the old build."""
+    """Compare the plans of the models that have a file here, and a plan with the old build."""
     found = []
     for spec in specs:
         if not spec.source or spec.is_remote or spec.problem:

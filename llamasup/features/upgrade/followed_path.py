@@ -23,8 +23,8 @@ Outcome = Literal["serves", "refused", "unproven", "conflict"]
 
 
 class Followed(Struct, frozen=True):
-    """``handled``: what was looked at last. ``new``: what it may be next, once it no longer changes.
-    ``serving``: the build that serves, when it was last seen. Times are monotonic.
+    """A watched path. ``handled`` is what was looked at last. ``new``: what it may be next, once it no longer
+    changes. ``serving``: the build that serves, when it was last seen. Times are monotonic.
     """
 
     handled: Seen | None
@@ -36,7 +36,8 @@ class Followed(Struct, frozen=True):
 
 
 def look(followed: Followed, seen: Seen | None, running: str, now_s: float) -> tuple[Followed, Step]:
-    """``seen``: what the path points to now; None: nothing. ``running``: the path of the build that serves.
+    """Look at the path. ``seen``: what it points to now; None: nothing. ``running``: the path of the build
+    that serves.
 
     ``upgrade``: to ``seen``. ``replaced``: the file of the running build is another one. ``missing``: the
     path has pointed to nothing for a while. The last two come once.
@@ -67,7 +68,9 @@ def _missing(followed: Followed, now_s: float) -> tuple[Followed, Step]:
 
 
 def after_upgrade(followed: Followed, outcome: Outcome, now_s: float) -> Followed:
-    """``unproven`` and ``conflict``: another try may have another outcome."""
+    """Note the outcome of an upgrade. After ``unproven`` and ``conflict``, another try may have another
+    outcome.
+    """
     if outcome == "serves":
         return replace(followed, serving=followed.handled)
     if outcome == "refused":

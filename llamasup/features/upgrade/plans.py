@@ -1,4 +1,4 @@
-"""How the plan of a model changes with a build, and which model a new build is proven with (pure)."""
+"""Decides how the plan of a model changes with a build, and which model a new build is proven with (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Candidate", "FlagChange", "PlanChange", "choose", "flag_changes"]
 
 
 class FlagChange(Struct, frozen=True):
-    """``before`` and ``after``: its value; "" for a switch, None if it is not passed."""
+    """A changed flag. ``before`` and ``after`` are its values: "" for a switch, None if it is not passed."""
 
     flag: str
     before: str | None
@@ -21,8 +21,8 @@ class FlagChange(Struct, frozen=True):
 
 
 class PlanChange(Struct, frozen=True):
-    """One model. ``needs``: bytes by device with each build. ``problem``: why it has no plan with the new
-    build, although it has one with the old one.
+    """The changes of one model. ``needs``: bytes by device with each build. ``problem``: why it has no plan
+    with the new build, although it has one with the old one.
     """
 
     id: str
@@ -33,7 +33,7 @@ class PlanChange(Struct, frozen=True):
     problem: LlamasupError | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """docs/upgrade.md"""
+        """Return the object of docs/upgrade.md."""
         problem = self.problem
         return {
             "id": self.id,
@@ -45,7 +45,7 @@ class PlanChange(Struct, frozen=True):
 
 
 def flag_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FlagChange, ...]:
-    """In the order of the command lines."""
+    """Return the changed flags in the order of the command lines."""
     return tuple(
         FlagChange(flag, before.get(flag), after.get(flag))
         for flag in dict.fromkeys((*before, *after))

@@ -123,7 +123,7 @@ _Server = tuple["Prober", InstanceRunner]
 
 
 async def _compared(trial: Trial, request: WarmUpRequest, new: _Server, old: _Server) -> Trial:
-    """Both answer, in an order drawn at random."""
+    """Let both builds answer, in an order drawn at random."""
     answered, alone = old[1].answered, old[1].in_flight == 0
     took: dict[InstanceRunner, tuple[str, float]] = {}
     for prober, runner in random.sample((new, old), 2):

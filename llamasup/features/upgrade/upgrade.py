@@ -64,7 +64,7 @@ _BUG = "There is a bug in llamasup; its log has the traceback."
 
 
 class _Build(Struct, frozen=True):
-    """``choice``: as ``--runtime`` names it."""
+    """A build. ``choice`` is its name for ``--runtime``."""
 
     choice: str
     path: str
@@ -82,7 +82,7 @@ class _Build(Struct, frozen=True):
 
 
 class _Swap(Struct, frozen=True):
-    """From ``old`` to ``new``."""
+    """A change from ``old`` to ``new``."""
 
     old: Runtime
     new: Runtime
@@ -108,7 +108,7 @@ class _Report(Struct, frozen=True):
     refused: Refused | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """docs/upgrade.md"""
+        """Return the object of docs/upgrade.md."""
         trial, pairs = self.trial, self.trial.pairs
         speed = speed_of(pairs)
         return {
@@ -130,8 +130,9 @@ class _Report(Struct, frozen=True):
 
 
 class Upgrade:
-    """``models``: those that are served. ``tasks``: that run as long as the pool. ``on_runtime`` is called
-    with each build that serves all models from now on. Call all methods in the event loop's thread.
+    """Upgrades the build. ``models`` are those that are served. ``tasks``: that run as long as the pool.
+    ``on_runtime`` is called with each build that serves all models from now on. Call all methods in the event
+    loop's thread.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Upgrade:
         return self._report.as_json()
 
     async def preview(self, choice: str) -> Mapping[str, Any]:
-        """What ``upgrade`` would change in the plans. A model with a ``problem`` refuses the build."""
+        """Return what ``upgrade`` would change in the plans. A model with a ``problem`` refuses the build."""
         new = await self._find(choice)
         swap = _Swap(await self._find(self._pool.options.runtime), new)
         self._refuse_running(swap)
@@ -245,7 +246,7 @@ class Upgrade:
         self._watching = self._tasks().create_task(watch, name="upgrade/watch")
 
     async def _load(self, managed: ManagedModel) -> None:
-        """With the old build. Raises BuildUnproven."""
+        """Load the model with the old build. Raises BuildUnproven."""
         try:
             await self._pool.load(managed)
         except LlamasupError as error:
@@ -318,7 +319,7 @@ class Upgrade:
         return models[chosen]
 
     async def _prove_with(self, managed: ManagedModel, before: _Build, after: _Build) -> str:
-        """Why the build may serve. Raises BuildRefused; then the model has its old build."""
+        """Return why the build may serve. Raises BuildRefused; then the model has its old build."""
         verdicts = self._verdicts = []
         error = await self._roll_out(managed, after, unproven=True)
         verdict = verdicts[-1] if verdicts else None
@@ -338,7 +339,7 @@ class Upgrade:
     async def _unfinished(
         self, managed: ManagedModel, before: _Build, error: LlamasupError | None
     ) -> Refused:
-        """Why there is no verdict."""
+        """Return why there is no verdict."""
         model, answered = managed.spec.id, self._report.trial.answered
         if error is None:
             return Refused(f"{model!r} was changed or unloaded during the proof", judged=False)
@@ -462,7 +463,7 @@ class Upgrade:
         self._change("returned", reason=why, remedy=remedy)
 
     async def _until_crashes_rise(self, swap: _Swap, began_s: float, serves_since_s: float) -> str:
-        """Why they have risen. Raises TimeoutError when the build may stay."""
+        """Return why the crashes have risen. Raises TimeoutError when the build may stay."""
         crashes, before, after = self._pool.crashes, swap.before.choice, swap.after.choice
         old_ones = crashes.count(before, began_s - self._watch_s, began_s)
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._watch_s):

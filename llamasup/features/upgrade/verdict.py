@@ -69,7 +69,7 @@ _SHOWN = 500  # letters of an answer or of a line in messages
 
 
 class Pair(Struct, frozen=True):
-    """One request to both builds. ``alone``: the running server had no other request meanwhile."""
+    """A request to both builds. ``alone``: the running server had no other request meanwhile."""
 
     old_text: str
     new_text: str
@@ -79,8 +79,9 @@ class Pair(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """``memory_bytes``: of the new server after each request; None: not measured. ``broken``: how it failed a
-    request, with its ``answer`` and the ``lines`` of its log. ``interrupted``: why no more can be learned.
+    """The proof so far. ``memory_bytes``: of the new server after each request; None: not measured.
+    ``broken``: how it failed a request, with its ``answer`` and the ``lines`` of its log. ``interrupted``:
+    why no more can be learned.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -97,7 +98,8 @@ class Trial(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """``why``: a clause about the build. ``judged``: false if another try may have another result.
+    """A refusal. ``why`` is a clause about the build. ``judged`` is false if another try may have another
+    result.
 
     ``answer``: the failed or different answer of the new build; ``expected``: that of the running one.
     ``lines``: of the log of the failed server.
@@ -155,7 +157,7 @@ def _common_share(one: str, other: str) -> float:
 
 
 def _text(trial: Trial) -> Refused | None:
-    """Of complete rounds, so that it does not depend on which prompt has the other text."""
+    """Compare the texts of complete rounds, so that it does not depend on which prompt has the other text."""
     pairs = trial.pairs[: len(trial.pairs) // PROMPTS * PROMPTS]
     if not pairs or (share := agreement(pairs)) >= LEAST_AGREEMENT:
         return None
@@ -217,8 +219,8 @@ def _in_the_end(trial: Trial, speed: Interval) -> Step:
 
 
 def after_crashes(old: int, new: int) -> str:
-    """Why llamasup returns to the old build; empty if the new one stays. ``old``: crashes in the last hour of
-    the old build. ``new``: those of the new one since it serves.
+    """Return why llamasup returns to the old build; empty if the new one stays. ``old``: crashes in the last
+    hour of the old build. ``new``: those of the new one since it serves.
     """
     if new < _FEWEST_CRASHES or new <= 2 * old:
         return ""

@@ -39,8 +39,8 @@ class Reading(Struct, frozen=True):
 
 
 def energy_between(before: Reading, after: Reading) -> int | None:
-    """Microjoules; None if the readings cannot be compared. A counter that only one of them has, or that was
-    reset, does not count.
+    """Return microjoules, or None if the readings cannot be compared. A counter that only one of them has, or
+    that was reset, does not count.
     """
     if not 0.0 < after.at_s - before.at_s <= MAX_INTERVAL_S:
         return None

@@ -1,4 +1,4 @@
-"""What the event loop and the thread that saves the sums pass to each other."""
+"""The values that the event loop and the thread that saves the sums pass to each other (pure)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Question(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """To the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy counters
+    """A batch for the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy counters
     and divide the energy among ``work``; ``saves``: write the sums; then it answers the ``question``.
     """
 

@@ -16,7 +16,9 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 def read_energy(powercap: Path = _POWERCAP) -> Reading | None:
-    """None if the machine has no counter that this user may read. Takes milliseconds with a GPU."""
+    """Read the energy counters. None if the machine has none that this user may read. Takes milliseconds with
+    a GPU.
+    """
     counters = {**_rapl(powercap), **{gpu: Counter(uj) for gpu, uj in energy_by_gpu().items()}}
     return Reading(monotonic(), counters) if counters else None
 

@@ -20,7 +20,9 @@ _CHECK_DAY_S: Final = 60.0
 
 
 class Group(NamedTuple):
-    """``day`` is ``YYYY-MM-DD``; ``key`` is the name of an API key, empty for a request without one."""
+    """The key of a sum. ``day`` is ``YYYY-MM-DD``; ``key`` is the name of an API key, empty for a request
+    without one.
+    """
 
     day: str
     model: str
@@ -28,9 +30,9 @@ class Group(NamedTuple):
 
 
 class Sums(Struct):
-    """``tokens_prompt`` includes ``tokens_cached``. ``unreported``: requests that held a slot and whose
-    answer reported no tokens; ``tokens_estimated`` is the estimate of the tokens that answers did not report.
-    ``energy_uj`` is None if it was never measured.
+    """The sums of a group. ``tokens_prompt`` includes ``tokens_cached``. ``unreported``: requests that held a
+    slot and whose answer reported no tokens; ``tokens_estimated`` is the estimate of the tokens that answers
+    did not report. ``energy_uj`` is None if it was never measured.
     """
 
     requests: int = 0

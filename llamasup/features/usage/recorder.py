@@ -39,8 +39,9 @@ _NEVER: Final = float("inf")
 
 
 class UsageRecorder:
-    """For the event loop's thread. ``keep_days``: how many days the file keeps, with today. ``held_slots``
-    returns the slots of the requests in flight; it is called for each reading of the energy counters.
+    """Counts requests, in the event loop's thread. ``keep_days``: how many days the file keeps, with today.
+    ``held_slots`` returns the slots of the requests in flight; it is called for each reading of the energy
+    counters.
 
     ``make_saver`` and the times are for tests.
     """
@@ -138,7 +139,9 @@ class UsageRecorder:
             self._writer.put(Batch(sums, saves=True, question=question))
 
     def _take_work(self) -> Sequence[Work]:
-        """Of the requests that have ended since the last reading, and of those in flight until now."""
+        """Take the work of the requests that have ended since the last reading, and of those in flight until
+        now.
+        """
         work, self._work = self._work, []
         for held in self._held_slots():
             group = Group(self._day, held.model, key_of(held.client))

@@ -24,7 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def read_by(text: str) -> tuple[str, ...]:
-    """``model``, ``key``, ``day``, or several of them with commas. Raises UsageInvalid."""
+    """Read ``model``, ``key``, ``day``, or several of them with commas. Raises UsageInvalid."""
     by = tuple(dict.fromkeys(text.split(",")))
     for one in by:
         if one not in _BY:
@@ -104,7 +104,7 @@ def not_counted(by: str, since: str | None, today: date) -> Mapping[str, Any]:
 
 
 def csv_text(report: Mapping[str, Any]) -> str:
-    """RFC 4180 with a header. A name that a spreadsheet would run as a formula gets an apostrophe."""
+    """Write RFC 4180 with a header. A name that a spreadsheet would run as a formula gets an apostrophe."""
     import csv  # 2 ms, which a start does not have to pay
 
     text = io.StringIO()

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class UsageSaver:
-    """``keep_days``: how many days the file keeps, with today. ``path`` returns the file; ``measure`` reads
-    the energy counters.
+    """Saves the sums. ``keep_days``: how many days the file keeps, with today. ``path`` returns the file;
+    ``measure`` reads the energy counters.
 
     ``measures``: whether they can be read. Counters do not appear while llamasup runs.
     """

@@ -1,1 +1,3 @@
-"""Virtual models: names that change requests, or stand for one of several models (docs/virtual-models.md)."""
+"""Resolves virtual models: names that change requests, or stand for one of several models
+(docs/virtual-models.md). Begin with ``backend``; it loads no model itself.
+"""

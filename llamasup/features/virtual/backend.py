@@ -149,8 +149,8 @@ class VirtualBackend:
         return VirtualListing(own, self) if self._entries else own
 
     def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
-        """Other nodes have virtual models of their own, and see neither those of this node nor what they
-        hide.
+        """List the models for other nodes, which have virtual models of their own, and see neither those of
+        this node nor what they hide.
         """
         return self._models.node_listing(self._seen(seen) if self._entries else seen)
 

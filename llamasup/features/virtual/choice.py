@@ -16,14 +16,14 @@ RULE: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """``index``: of the chosen model. ``reason`` completes "a request takes … because"."""
+    """A chosen model. ``index`` is its index. ``reason`` completes "a request takes … because"."""
 
     index: int
     reason: str
 
 
 def choose(loads: Sequence[ServedLoad]) -> Choice:
-    """``loads``: in the order of the config; at least one."""
+    """Choose a model. ``loads`` are in the order of the config; there is at least one."""
     if len(loads) == 1:
         return Choice(0, "it is the only one that can")
     numbered = list(enumerate(loads))

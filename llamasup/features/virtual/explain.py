@@ -1,4 +1,4 @@
-"""Sentences about a virtual model, for ``llamasup why`` (pure)."""
+"""Writes the sentences of ``llamasup why`` about a virtual model (pure)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Option(Struct, frozen=True):
 
 
 def explain_virtual(name: str, options: Sequence[Option], missing: Sequence[str]) -> Explanation:
-    """``options``: the models that exist. ``missing``: names without a model."""
+    """Explain a virtual model. ``options`` are models that exist, ``missing`` names without a model."""
     sentences, change = [], []
     models = [option.model for option in options]
     if len(options) + len(missing) > 1:

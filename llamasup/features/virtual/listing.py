@@ -11,7 +11,8 @@ from llamasup.core.settings.sections import VirtualEntry
 def listed_virtual(
     name: str, entry: VirtualEntry, target: Mapping[str, Any] | None, problem: str = ""
 ) -> dict[str, Any]:
-    """``target``: the entry of the model that a request would take now; None: there is none, for ``problem``.
+    """List a virtual model. ``target`` is the entry of the model that a request would take now, or None
+    because of ``problem``.
 
     The text of the system prompt is not shown: it may be confidential.
     """

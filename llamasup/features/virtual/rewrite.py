@@ -22,7 +22,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _List(msgspec.Struct, array_like=True):
-    """Without an object for each item: a body may have ten million."""
+    """A list without an object for each item: a body may have ten million."""
 
     first: msgspec.Raw = _ABSENT
 
@@ -44,7 +44,7 @@ _SPACE: Final = b" \t\r\n"
 
 
 def rewritten(body: bytes, route: Route, name: str, candidate: Candidate) -> bytes | HttpError:
-    """``route``: of the request. ``name``: the virtual model, for errors."""
+    """Rewrite the body of a request with this ``route``. ``name`` is the virtual model, for errors."""
     if body.startswith(b"--") and not candidate.changes:
         return renamed_form(body, candidate.model)
     if is_too_complex(body):
@@ -107,7 +107,7 @@ def _change(fields: _Fields, changes: Changes, label: str) -> None:
 
 
 def _is_sent(fields: _Fields, parameter: str) -> bool:
-    """null stands for the default, as for llama-server."""
+    """Whether the client sent a value: null stands for the default, as for llama-server."""
     raw = fields.get(parameter)
     return raw is not None and bytes(raw) != b"null"
 

@@ -99,12 +99,14 @@ def program_of(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def redacted_program(program: Sequence[str]) -> str:
-    """For messages and logs: without the values that ``env`` sets, which may be keys (X13)."""
+    """Return the program for messages and logs: without the values that ``env`` sets, which may be keys
+    (X13).
+    """
     return shlex.join(_ASSIGNMENT.sub(r"\1=***", word) for word in program)
 
 
 def _assigned(program: Sequence[str]) -> dict[str, str]:
-    """What ``env NAME=VALUE … llama-server`` (or sudo, or systemd-run) sets for the program."""
+    """Return what ``env NAME=VALUE … llama-server`` (or sudo, or systemd-run) sets for the program."""
     assignments = (_ASSIGNMENT.fullmatch(word) for word in program[1:-1])
     return {match[1]: match[2] for match in assignments if match is not None}
 

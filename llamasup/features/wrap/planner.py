@@ -69,7 +69,7 @@ class Wrapping(Struct, frozen=True):
 
     @property
     def has_keys(self) -> bool:
-        """llama-server ignores an empty key file (b11434)."""
+        """Whether there are keys: llama-server ignores an empty key file (b11434)."""
         return bool(self.api_keys) or self.has_unreadable_keys
 
     @property
@@ -147,7 +147,7 @@ class WrappedPlanner(FixedPlanner):
         )
 
     def load_facts(self, made: FixedPlan) -> LoadFacts:
-        """Of the model file, if it has one part, and of the last load in this run."""
+        """Return the facts of the model file, if it has one part, and of the last load in this run."""
         size_bytes = 0
         model = self._wrapping.line.model
         if model is not None and not _IS_PART.search(model):

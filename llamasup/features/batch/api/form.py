@@ -27,7 +27,7 @@ _CHARACTER_SETS: Final = "utf-8", "iso-8859-1", "us-ascii"
 
 
 class UploadForm:
-    """``filename`` is None before the file has begun."""
+    """The fields of an upload and the bytes of its file. ``filename`` is None before the file has begun."""
 
     def __init__(self, content_type: str) -> None:
         """Raises UsageInvalid."""

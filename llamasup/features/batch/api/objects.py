@@ -81,8 +81,8 @@ class StorageLimit(LlamasupError):
 
 
 class StoredFile(Struct, frozen=True):
-    """``owner``: the client as the proxy names it (``key:NAME``); empty where no key is needed. Times are
-    seconds of the epoch.
+    """A file of a client. ``owner`` is the client as the proxy names it (``key:NAME``), or empty if no key is
+    needed. Times are seconds of the epoch.
     """
 
     id: str
@@ -95,7 +95,7 @@ class StoredFile(Struct, frozen=True):
 
 
 class LineMistake(Struct, frozen=True):
-    """``line`` 0: not of one line."""
+    """A mistake in an input. ``line`` is 0 if it is not in one line."""
 
     code: str
     message: str
@@ -103,7 +103,7 @@ class LineMistake(Struct, frozen=True):
 
 
 class StoredBatch(Struct, frozen=True):
-    """Field names and values of ``status`` are OpenAI's."""
+    """A batch of a client. Field names and values of ``status`` are OpenAI's."""
 
     id: str
     owner: str
@@ -193,7 +193,7 @@ def check_room(settings: Batches, size: int, files: int, all_bytes: int) -> None
 
 
 def window_s(text: str) -> int:
-    """Seconds of a completion window such as ``24h`` or ``3d``. Raises UsageInvalid."""
+    """Return the seconds of a completion window such as ``24h`` or ``3d``. Raises UsageInvalid."""
     match = _WINDOW(text)
     asked_s = 0 if match is None else int(match[1]) * _UNIT_S[match[2]]
     if not 0 < asked_s <= _MAX_WINDOW_S:
@@ -205,7 +205,7 @@ def window_s(text: str) -> int:
 
 
 def new_batch(asked: NewBatch, id_: str, file: StoredFile, now_s: int) -> StoredBatch:
-    """Raises UsageInvalid."""
+    """Make a batch from the body of a request. Raises UsageInvalid."""
     if asked.endpoint not in URLS:
         raise UsageInvalid(
             f"endpoint {asked.endpoint[:100]!r} cannot be used in a batch.",
@@ -240,7 +240,7 @@ def new_batch(asked: NewBatch, id_: str, file: StoredFile, now_s: int) -> Stored
 
 
 def ended(batch: StoredBatch, status: str, now_s: int, **changes: Any) -> StoredBatch:
-    """The batch with the final ``status`` (``ENDED``)."""
+    """Return the batch with this final ``status`` (one of ``ENDED``)."""
     return replace(batch, status=status, **{f"{status}_at": now_s}, **changes)
 
 

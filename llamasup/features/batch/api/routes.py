@@ -104,7 +104,7 @@ def _owner(request: Request) -> str:
 
 
 def _for_operators(batch: StoredBatch) -> Mapping[str, Any]:
-    """With its client, and without what the client wrote about it."""
+    """Return the object with the name of its client, and without what the client wrote about it."""
     shown = {**batch_object(batch), "client": batch.owner}
     del shown["metadata"]
     return shown
@@ -121,7 +121,7 @@ def _limit(request: Request, of: str, *, default: int | None = None) -> int:
 
 
 def _page(objects: Sequence[Mapping[str, Any]], limit: int) -> Response:
-    """``objects``: one more than the page has, if there are more."""
+    """Answer with a page. ``objects`` has one more than the page if there are more."""
     return _json(page(objects[:limit], has_more=len(objects) > limit))
 
 

@@ -71,7 +71,7 @@ def epoch_s() -> int:
 
 
 class BatchService:
-    """``run`` must run for anything else to work."""
+    """The batches of all clients. ``run`` must be running before anything else works."""
 
     def __init__(self, settings: Batches, folder: Path, keys: Keys) -> None:
         self._settings = settings
@@ -110,7 +110,7 @@ class BatchService:
             self._thread.shutdown(wait=False)
 
     def stop(self) -> None:
-        """llamasup stops: end the run at once. It continues at the next start."""
+        """Stop the run at once, because llamasup stops. It continues at the next start."""
         self._stopping = True
         if self._engine is not None:
             self._engine.stop()
@@ -137,7 +137,7 @@ class BatchService:
         return (await self._opened()).path_of(file.id)
 
     async def files(self, owner: str, **page: Any) -> Sequence[StoredFile]:
-        """As ``Store.files``."""
+        """Return a page of the client's files, as ``Store.files`` does."""
         store = await self._opened()
         return await self._call(lambda: store.files(owner, **page))
 
@@ -166,7 +166,7 @@ class BatchService:
         return batch
 
     async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
-        """``owner``: None: of any client."""
+        """Return a batch. With ``owner`` None, it may be that of any client."""
         store = await self._opened()
         found = await self._call(store.batch, owner, batch_id)
         if found is None:
@@ -185,7 +185,7 @@ class BatchService:
         return [self._live(batch) for batch in await self._call(store.batches_of_all, limit)]
 
     async def cancel(self, owner: str | None, batch_id: str) -> StoredBatch:
-        """``owner``: None: an operator cancels the batch of any client."""
+        """Cancel a batch. With ``owner`` None, an operator cancels that of any client."""
         store = await self._opened()
         while True:
             batch = await self.batch(owner, batch_id)
@@ -207,7 +207,7 @@ class BatchService:
                 return changed
 
     def _live(self, batch: StoredBatch) -> StoredBatch:
-        """With its current counts."""
+        """Return the batch with its current counts."""
         current = self._current
         if current is None or current.id != batch.id:
             counts = None if batch.status in ENDED else self._counts.get(batch.id)
@@ -318,7 +318,7 @@ class BatchService:
             await self._call(store.save_batch, self._change())  # with its counts
 
     async def _run_lines(self, store: Store, prepared: Prepared) -> str:
-        """Returns how the batch ends, a value of ``ENDED``; or nothing if it goes on later."""
+        """Run the lines. Returns how the batch ends (a value of ``ENDED``), or nothing if it continues."""
         batch = self._current
         assert batch is not None
         if not (await in_thread(prepared.counts)).left:
@@ -365,7 +365,7 @@ class BatchService:
         engine.stop()
 
     def _end_of(self, borrowed: _BorrowedKey) -> str:
-        """Why the batch must end before all lines are over; empty: it may go on."""
+        """Return why the batch must end before all lines are finished, or an empty text."""
         batch = self._current
         if self._is_cancelled:
             return "cancelled"
@@ -384,7 +384,7 @@ class BatchService:
         return self._current
 
     async def _fail(self, store: Store, errors: tuple[LineMistake, ...]) -> None:
-        """No line has an answer."""
+        """End the batch as failed, without an answer for any line."""
         batch = self._change(errors=errors)
         await self._call(store.save_batch, ended(batch, "failed", epoch_s()))
         await self._call(store.remove_run, batch.id)
@@ -441,7 +441,7 @@ class BatchService:
         return await asyncio.shield(self._opening)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """In the thread of the store."""
+        """Call the function in the thread of the store."""
         return await in_thread(partial(function, *arguments), self._thread)
 
 
@@ -481,7 +481,7 @@ class _BorrowedKey:
 
 
 def _kept_counts(index: Path) -> Counts:
-    """Blocks. Raises OutputFailed."""
+    """Count the lines in the output that a run left. Blocks. Raises OutputFailed."""
     with Index(index, readonly=True) as kept:
         return kept.counts()
 
@@ -493,7 +493,7 @@ def _counted(batch: StoredBatch, counts: Progress | Counts) -> StoredBatch:
 
 
 def _mistakes_of(error: LlamasupError) -> tuple[LineMistake, ...]:
-    """For the field ``errors`` of a batch."""
+    """Return the mistakes for the field ``errors`` of a batch."""
     mistakes = error.mistakes if isinstance(error, BatchInvalid) else ()
     if not mistakes:
         return tuple(LineMistake(error.cause, text) for text in (error.message, *error.details))

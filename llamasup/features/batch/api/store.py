@@ -97,11 +97,11 @@ class Store:
     # --- files
 
     def path_of(self, file_id: str) -> Path:
-        """Where the content of a file is. Only for ids of ``StoredFile``."""
+        """Return where the content of a file is. Only for ids of ``StoredFile``."""
         return self._contents / file_id
 
     def part_path_of(self, file_id: str) -> Path:
-        """Where it is while it is being written."""
+        """Return where the content is while it is being written."""
         return self._contents / f".{file_id}.part"
 
     def reserve(self, file_id: str, owner: str, size: int, settings: Batches) -> None:
@@ -119,7 +119,7 @@ class Store:
         self._arriving.pop(file_id, None)
 
     def add_file(self, file: StoredFile) -> None:
-        """Its content is complete in ``part_path_of``."""
+        """Add a file whose content is complete in ``part_path_of``."""
         with self._adding([file]):
             pass
         self.release(file.id)
@@ -137,7 +137,7 @@ class Store:
         purpose: str | None = None,
         oldest_first: bool = False,
     ) -> Sequence[StoredFile]:
-        """``after``: the id of the last one of the page before."""
+        """Return a page of files. ``after`` is the id of the last file of the page before."""
         sign, order = (">", "ASC") if oldest_first else ("<", "DESC")
         query = (
             "SELECT value FROM files WHERE owner = ?1 AND (?2 IS NULL OR purpose = ?2)"  # noqa: S608 - fixed
@@ -151,11 +151,11 @@ class Store:
         return int(self._rows("SELECT count(*) FROM files WHERE owner = ?", owner)[0][0])
 
     def held_bytes(self) -> int:
-        """Of the files of all clients."""
+        """Return the bytes of the files of all clients."""
         return int(self._rows("SELECT coalesce(sum(bytes), 0) FROM files")[0][0])
 
     def is_in_use(self, file_id: str) -> bool:
-        """Whether a batch that is not over reads it."""
+        """Whether an unfinished batch reads the file."""
         return bool(self._rows("SELECT 1 FROM batches WHERE is_over = 0 AND input = ? LIMIT 1", file_id))
 
     def remove_file(self, file_id: str) -> None:
@@ -193,14 +193,16 @@ class Store:
         return changed.rowcount == 1
 
     def batch(self, owner: str | None, batch_id: str) -> StoredBatch | None:
-        """``owner``: None: of any client."""
+        """Return a batch. With ``owner`` None, it may be that of any client."""
         rows = self._rows(
             "SELECT value FROM batches WHERE (?1 IS NULL OR owner = ?1) AND id = ?2", owner, batch_id
         )
         return _batch(rows[0][0]) if rows else None
 
     def batches(self, owner: str, *, after: str | None, limit: int) -> Sequence[StoredBatch]:
-        """The newest first. ``after``: the id of the last one of the page before."""
+        """Return a page of batches, the newest first. ``after`` is the id of the last batch of the page
+        before.
+        """
         rows = self._rows(
             "SELECT value FROM batches WHERE owner = ?1 AND (?2 IS NULL OR"
             " seq < (SELECT seq FROM batches WHERE owner = ?1 AND id = ?2)) ORDER BY seq DESC LIMIT ?3",
@@ -209,12 +211,12 @@ class Store:
         return [_batch(value) for (value,) in rows]
 
     def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
-        """The newest of all clients, the newest first."""
+        """Return the newest batches of all clients, the newest first."""
         rows = self._rows("SELECT value FROM batches ORDER BY seq DESC LIMIT ?", limit)
         return [_batch(value) for (value,) in rows]
 
     def unfinished(self) -> Sequence[StoredBatch]:
-        """Those of all clients that are not over, the oldest first."""
+        """Return the unfinished batches of all clients, the oldest first."""
         rows = self._rows("SELECT value FROM batches WHERE is_over = 0 ORDER BY seq")
         return [_batch(value) for (value,) in rows]
 
@@ -223,7 +225,7 @@ class Store:
         return int(rows[0][0])
 
     def run_folder(self, batch_id: str) -> Path:
-        """For the index and the output of a batch that runs."""
+        """Return the folder for the index and the output of a running batch."""
         return private_folder(self._runs / batch_id)
 
     def remove_run(self, batch_id: str) -> None:

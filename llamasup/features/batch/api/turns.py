@@ -1,4 +1,4 @@
-"""Which batch of the API runs next (pure)."""
+"""Decides which batch of the API runs next (pure)."""
 
 from __future__ import annotations
 
