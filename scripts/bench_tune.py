@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.core.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.core.planning.facts import prepare  # noqa: E402
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS  # noqa: E402
 from llamasup.core.planning.measured.tuned import Changes  # noqa: E402
 from llamasup.core.settings.model import Settings  # noqa: E402
 from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
@@ -38,7 +39,6 @@ from llamasup.features.tuning.candidates import Candidate, Setup  # noqa: E402
 from llamasup.features.tuning.picture import picture  # noqa: E402
 from llamasup.features.tuning.report import SessionResult, report_as_json  # noqa: E402
 from llamasup.features.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
-from llamasup.features.tuning.sequential import FEWEST  # noqa: E402
 from llamasup.features.tuning.session import Options, new_search  # noqa: E402
 from llamasup.features.tuning.tune import tune  # noqa: E402
 from scripts.bench_plan import machine  # noqa: E402
@@ -171,7 +171,7 @@ def same_configurations(model: Path, args: argparse.Namespace, count: int) -> st
             print(error, file=sys.stderr)
             continue
         # With fewer rounds it can take nothing, so it would be no evidence.
-        proofs += found.finished and len(found.search.proofs[0].ratios) >= FEWEST
+        proofs += found.finished and len(found.search.proofs[0].ratios) >= MIN_PAIRS
         wins += result(found.search) is not None
     return (
         f"{proofs} of {count} tunings of a candidate that changes nothing finished a proof; {wins} took it."

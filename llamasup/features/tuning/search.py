@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Interval, Verdict, bounds, judge
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.features.tuning.candidates import Candidate, contradict
-from llamasup.features.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 
 _PAIRS = (3, 6, 12)
 _COMBINED_PAIRS = 6
@@ -338,7 +338,7 @@ def _current(search: Search) -> Proof:
 def _with_proof(search: Search, ratios: tuple[float, ...]) -> Search:
     proof = _current(search)
     verdict, why = judge(ratios), ""
-    if verdict is Verdict.UNDECIDED and len(ratios) >= FEWEST and median(ratios) <= 0:
+    if verdict is Verdict.UNDECIDED and len(ratios) >= MIN_PAIRS and median(ratios) <= 0:
         verdict, why = Verdict.NOT_BETTER, "no gain in half of the rounds"
     elif verdict is Verdict.UNDECIDED and len(ratios) >= MOST_ROUNDS:
         verdict, why = Verdict.NOT_BETTER, f"not proven in {MOST_ROUNDS} rounds"

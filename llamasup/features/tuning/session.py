@@ -24,6 +24,7 @@ from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch, attachments
 from llamasup.core.planning.measured.load_history import runtime_id
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.system.hardware.probe import hardware
@@ -51,7 +52,6 @@ from llamasup.features.tuning.search import (
     trials,
     worth_proving,
 )
-from llamasup.features.tuning.sequential import FEWEST
 from llamasup.features.tuning.trial import TrialFailed
 from llamasup.features.tuning.workload import STATED_MIX, Block, Lengths, Measurement, middle_of
 
@@ -61,7 +61,7 @@ __all__ = ["Options", "Progress", "SavedSearch", "Session", "new_search"]
 _BLOCK_SHARE = 1 / 300
 _SHORTEST_BLOCK_S, _LONGEST_BLOCK_S = 0.05, 10.0
 # A proof needs some rounds more than the fewest.
-_RESERVED_ROUNDS = FEWEST + 3
+_RESERVED_ROUNDS = MIN_PAIRS + 3
 _SUSPENDED_S = 0.5
 _MOST_DISCARDED = 20
 _DRIFT = 1.10
@@ -345,7 +345,7 @@ class Session:
         """
         round_s = self._round_estimate_s()
         reserve_s = _RESERVED_ROUNDS * round_s + self._step_s(step)
-        return FEWEST * round_s <= self._left_s < reserve_s
+        return MIN_PAIRS * round_s <= self._left_s < reserve_s
 
     def _step_s(self, step: Screen | ProofRound) -> float:
         if isinstance(step, ProofRound):

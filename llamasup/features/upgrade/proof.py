@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from llamasup.core.llama_server.answers import NoAnswer
 from llamasup.core.llama_server.shareable_lines import shareable_lines
 from llamasup.core.llama_server.warmup import WarmUpRequest
+from llamasup.core.planning.measured.prose import prose
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.hardware.usage import family_bytes
-from llamasup.features.tuning.prose import prose
 from llamasup.features.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
 
 if TYPE_CHECKING:

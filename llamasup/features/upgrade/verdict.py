@@ -8,7 +8,8 @@ During the proof, requests go to the server of the new build, and the same ones 
 - **Text.** At temperature 0, two builds may differ in a near-tie of two tokens, and in all tokens after it.
   So what counts is the common beginning of the texts, as a share, in the mean of all pairs.
 - **Speed.** Pairs of the same request count if the running server had no other request in that time: a busy
-  one would make every build look fast. The bounds of the median ratio are those of ``tuning/sequential.py``.
+  one would make every build look fast. The bounds of the median ratio are those of
+  ``planning/measured/sequential_test.py``.
 - **Memory.** The prompts repeat after the first requests. From then on, a server needs no more memory.
 """
 
@@ -22,9 +23,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Interval, bounds
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import BuildRefused, BuildUnproven
-from llamasup.features.tuning.sequential import FEWEST, Interval, bounds
 
 __all__ = [
     "LEAST_AGREEMENT",
@@ -208,7 +209,7 @@ def _too_busy() -> Refused:
 
 
 def _in_the_end(trial: Trial, speed: Interval) -> Step:
-    if speed.pairs < FEWEST:
+    if speed.pairs < MIN_PAIRS:
         return _too_busy()
     if speed.gain < LEAST_SPEED:  # the bounds contain it, so another try may have another result
         return replace(_too_slow(speed), judged=False)

@@ -26,6 +26,7 @@ from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.core.gguf.writer import write_gguf
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Verdict
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Settings
@@ -38,7 +39,6 @@ from llamasup.features.tuning.candidates import Candidate, Purpose, default_prof
 from llamasup.features.tuning.comparison import Comparison
 from llamasup.features.tuning.report import SessionResult
 from llamasup.features.tuning.search import begin, begin_proof
-from llamasup.features.tuning.sequential import FEWEST, Verdict
 from llamasup.features.tuning.store import saved_search
 from llamasup.features.tuning.trial import Trial
 from llamasup.features.tuning.tune import keep, tune
@@ -168,7 +168,7 @@ def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
 def test_the_same_configuration_gets_a_verdict_and_is_taken_only_if_it_won_all_rounds(
     llama_server: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MOST_ROUNDS", FEWEST)
+    monkeypatch.setattr(search, "MOST_ROUNDS", MIN_PAIRS)
     monkeypatch.setattr(session.Session, "_step_s", no_time)
     launch = prepare(str(tiny_model), Settings(), runtime=llama_server, environ=os.environ)
     options = session.Options("latency", 0.25, llama_server, mix=(Lengths(16, 8),))
@@ -181,7 +181,7 @@ def test_the_same_configuration_gets_a_verdict_and_is_taken_only_if_it_won_all_r
     )
     assert found is not None
     (proof,) = found.search.proofs
-    assert len(proof.ratios) == FEWEST
+    assert len(proof.ratios) == MIN_PAIRS
     won_all = min(proof.ratios) > 0  # one in 512
     assert proof.verdict is (Verdict.BETTER if won_all else Verdict.NOT_BETTER)
     assert found.finished

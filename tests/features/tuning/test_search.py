@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Verdict
 from llamasup.core.planning.measured.tuned import Changes
 from llamasup.features.tuning.candidates import Candidate
 from llamasup.features.tuning.search import (
@@ -29,7 +30,6 @@ from llamasup.features.tuning.search import (
     trials,
     worth_proving,
 )
-from llamasup.features.tuning.sequential import FEWEST, Verdict
 from tests.kit.extent import examples
 
 
@@ -117,12 +117,12 @@ def test_if_the_best_single_change_is_not_proven_the_combination_is_tried() -> N
         search = observed(
             search, step.candidate, [0.1 if step.candidate.group == COMBINATION else 0.2] * step.pairs
         )
-    for _ in range(FEWEST):
+    for _ in range(MIN_PAIRS):
         search = observed(search, A, [-0.1])
     step = next_step(search)
     assert isinstance(step, ProofRound)
     assert (step.candidate.name, step.number) == ("--a --b", 1)
-    for _ in range(FEWEST):
+    for _ in range(MIN_PAIRS):
         search = observed(search, step.candidate, [-0.1])
     assert isinstance(next_step(search), Done)
     assert result(search) is None
@@ -138,8 +138,8 @@ def test_a_search_can_begin_with_a_proof() -> None:
 def test_a_proof_uses_only_its_own_measurements() -> None:
     search = steps_until_proof(begin([A]))
     assert next_step(search) == ProofRound(A, 1)
-    search = observed(search, A, [0.1] * (FEWEST - 1))
-    assert next_step(search) == ProofRound(A, FEWEST)
+    search = observed(search, A, [0.1] * (MIN_PAIRS - 1))
+    assert next_step(search) == ProofRound(A, MIN_PAIRS)
     assert taken(observed(search, A, [0.1])) == "--a"
 
 
@@ -241,7 +241,7 @@ def test_a_crash_in_the_only_proof_ends_the_search() -> None:
 
 def test_no_gain_in_half_of_the_rounds_ends_a_proof() -> None:
     search = steps_until_proof(begin([A]))
-    for number in range(FEWEST):
+    for number in range(MIN_PAIRS):
         search = observed(search, A, [0.3 if number % 2 else -0.3])
     assert search.phase == "done"
     assert search.proofs[0].why == "no gain in half of the rounds"
@@ -308,7 +308,7 @@ def test_a_begun_proof_that_others_replace_counts_as_one_of_two() -> None:
 def test_a_search_with_two_begun_proofs_or_without_untried_candidates_just_goes_on() -> None:
     search = observed(begin([A, B, C]), A, [0.1] * 3)
     search = hurry(observed(search, B, [0.2] * 3))  # C is not tried
-    for _ in range(FEWEST):
+    for _ in range(MIN_PAIRS):
         search = observed(search, search.proofs[0].candidate, [-0.1])
     assert reopened(search).phase == "screen"
     search = observed(search, search.proofs[1].candidate, [0.1])

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.core.observability.access_record import access_line
 from llamasup.core.observability.counters import RequestRecord
-from llamasup.features.tuning.prose import prose
+from llamasup.core.planning.measured.prose import prose
 from llamasup.features.tuning.workload import (
     STATED_MIX,
     Answered,

@@ -76,14 +76,14 @@ def wins_needed(pairs: int, alpha: float = ALPHA) -> int | None:
     return next((wins for wins in range(pairs // 2, pairs + 1) if wealth(pairs, wins) >= 1 / alpha), None)
 
 
-def _fewest() -> int:
+def _min_pairs() -> int:
     pairs = 1
     while wins_needed(pairs) is None:
         pairs += 1
     return pairs
 
 
-FEWEST = _fewest()
+MIN_PAIRS = _min_pairs()
 """No verdict is possible with fewer pairs."""
 
 

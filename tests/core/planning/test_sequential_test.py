@@ -9,7 +9,15 @@ from statistics import fmean, median
 
 import pytest
 
-from llamasup.features.tuning.sequential import ALPHA, FEWEST, Verdict, bounds, judge, wealth, wins_needed
+from llamasup.core.planning.measured.sequential_test import (
+    ALPHA,
+    MIN_PAIRS,
+    Verdict,
+    bounds,
+    judge,
+    wealth,
+    wins_needed,
+)
 from tests.kit.extent import examples
 
 _MOST_PAIRS = 60
@@ -105,7 +113,7 @@ def shown(gain: float, runs: int) -> list[tuple[bool, float]]:
     taken = []
     for seed in range(runs):
         random, ratios = Random(seed), list[float]()
-        while len(ratios) < 40 and not (len(ratios) >= FEWEST and median(ratios) <= 0):
+        while len(ratios) < 40 and not (len(ratios) >= MIN_PAIRS and median(ratios) <= 0):
             ratios.append(math.log(gain) + random.gauss(0, 0.1))
             if (found := judge(ratios)) is not Verdict.UNDECIDED:
                 seen = bounds(ratios)
@@ -133,7 +141,7 @@ def test_the_wealth_is_a_martingale_under_a_fair_coin() -> None:
 
 
 def test_nine_wins_are_enough_and_eight_are_not() -> None:
-    assert FEWEST == 9
+    assert MIN_PAIRS == 9
     assert judge([0.1] * 8) is Verdict.UNDECIDED
     assert judge([0.1] * 9) is Verdict.BETTER
     assert wins_needed(8) is None
