@@ -22,6 +22,7 @@ from llamasup.core.system.process.sweep import stale_runs
 from llamasup.core.system.storage.folders import cache_folder, read_bounded, state_folder
 from llamasup.core.system.text import memory_text
 from llamasup.errors import FolderUnusable, LlamasupError, PortInUse
+from llamasup.features.doctor.checks import option_names
 from llamasup.features.doctor.facts import (
     CertificateFact,
     ConfigFile,
@@ -31,7 +32,6 @@ from llamasup.features.doctor.facts import (
     NvmlFact,
     RuntimeFact,
 )
-from llamasup.features.doctor.runtime_checks import option_names
 
 _KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 

@@ -10,7 +10,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from llamasup.core.system.text import printable
-from llamasup.features.doctor import machine_checks, runtime_checks
+from llamasup.features.doctor.checks import (
+    check_address_space,
+    check_capabilities,
+    check_config_files,
+    check_cpu,
+    check_devices,
+    check_environment,
+    check_ffmpeg,
+    check_huge_pages,
+    check_locked_memory,
+    check_memory,
+    check_model,
+    check_numa,
+    check_nvml,
+    check_open_files,
+    check_priority,
+    check_runtimes,
+)
 from llamasup.features.doctor.facts import Check, Facts
 
 
@@ -94,24 +111,24 @@ def _check_certificate(facts: Facts) -> Iterator[Check]:
 
 
 _CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
-    runtime_checks.check_runtimes,
-    runtime_checks.check_capabilities,
-    runtime_checks.check_ffmpeg,
-    runtime_checks.check_model,
-    runtime_checks.check_devices,
-    runtime_checks.check_nvml,
-    machine_checks.check_memory,
-    machine_checks.check_locked_memory,
-    machine_checks.check_address_space,
-    machine_checks.check_cpu,
-    machine_checks.check_numa,
-    machine_checks.check_huge_pages,
-    machine_checks.check_priority,
-    machine_checks.check_open_files,
+    check_runtimes,
+    check_capabilities,
+    check_ffmpeg,
+    check_model,
+    check_devices,
+    check_nvml,
+    check_memory,
+    check_locked_memory,
+    check_address_space,
+    check_cpu,
+    check_numa,
+    check_huge_pages,
+    check_priority,
+    check_open_files,
     _check_folders,
     _check_left_folders,
     _check_port,
     _check_certificate,
-    runtime_checks.check_config_files,
-    runtime_checks.check_environment,
+    check_config_files,
+    check_environment,
 )

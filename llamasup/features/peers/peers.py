@@ -24,8 +24,7 @@ from llamasup.core.queueing.endpoint import NodeLink
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.core.system.text import sentence
-from llamasup.features.peers.explain import explain_nodes
-from llamasup.features.peers.groups import ModelGroup, groups_of
+from llamasup.features.peers.groups import ModelGroup, explain_nodes, groups_of
 from llamasup.features.peers.known import (
     KnownNode,
     NodeState,
@@ -37,8 +36,7 @@ from llamasup.features.peers.known import (
     same_names,
 )
 from llamasup.features.peers.membership import Membership, Peer
-from llamasup.features.peers.remote_model import NodeAddress, RemoteModel
-from llamasup.features.peers.shared_model import SharedModel
+from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
 from llamasup.features.peers.watch import NodeWatch, address_of
 
 FIRST_ANSWERS_S: Final = 2.5  # a start waits so long at most: a request for a model must find it

@@ -18,9 +18,7 @@ from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute, ServedMo
 from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.sections import VirtualEntry
-from llamasup.features.virtual.choice import choose
-from llamasup.features.virtual.explain import Option, explain_virtual
-from llamasup.features.virtual.listing import listed_virtual
+from llamasup.features.virtual.choice import Option, choose, explain_virtual, listed_virtual
 
 __all__ = ["Models", "VirtualBackend", "VirtualListing"]
 

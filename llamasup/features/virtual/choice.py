@@ -1,13 +1,17 @@
-"""Decides which of its models a virtual model takes for a request (pure)."""
+"""Decides which of its models a virtual model takes, explains the choice, and lists the model (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct
 
+from llamasup.core.http.routes import Work
+from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.served_load import ServedLoad
+from llamasup.core.queueing.wait_estimate import eta_text
+from llamasup.core.settings.sections import VirtualEntry
 
 RULE: Final = (
     "A request takes the first of them that is loaded and has a free slot; else the loaded one with the "
@@ -42,3 +46,98 @@ def choose(loads: Sequence[ServedLoad]) -> Choice:
         if load.can_serve:
             return Choice(index, "none is loaded, and it is the first that can be")
     return Choice(0, "none can take it now, and it is the first")
+
+
+# --- the sentences of ``llamasup why`` -------------------------------------------------------------
+
+
+class Option(Struct, frozen=True):
+    """A model that a request may take. ``works``: the work that it can do."""
+
+    model: str
+    load: ServedLoad
+    works: tuple[Work, ...] = tuple(Work)
+
+
+def explain_virtual(name: str, options: Sequence[Option], missing: Sequence[str]) -> Explanation:
+    """Explain a virtual model. ``options`` are models that exist, ``missing`` names without a model."""
+    sentences, change = [], []
+    models = [option.model for option in options]
+    if len(options) + len(missing) > 1:
+        sentences.append(f"{name} is a virtual model, for one of {', '.join([*models, *missing])}. {RULE}")
+        sentences += map(_of_model, options)
+    elif options:
+        sentences.append(f"{name} is a virtual model: its requests go to {models[0]}.")
+    for model in missing:
+        sentences.append(f"There is no model {model}.")
+        change.append(f"Add the model {model}, or remove it from the virtual model {name} in the config.")
+    if len(options) > 1:
+        sentences += _choices(options)
+    return Explanation(tuple(sentences), tuple(change))
+
+
+def _of_model(option: Option) -> str:
+    model, load = option.model, option.load
+    queue = f", and {load.waiting} waiting" if load.waiting else ""
+    if load.slots:
+        return f"{model} is loaded: {load.free} of {load.slots} slots are free{queue}."
+    if not load.loads:
+        cannot = "" if load.can_serve else ", and takes no requests now"
+        return f"{model} is not loaded{cannot}{queue}."
+    eta = "" if load.eta_s is None else f", about {eta_text(load.eta_s)} left"
+    return f"{model} is being loaded{eta}{queue}."
+
+
+def _choices(options: Sequence[Option]) -> Iterator[str]:
+    """The model that a request takes now; one for each kind of work, if not all models can do the same."""
+    if len({option.works for option in options}) == 1:
+        yield _choice("A request", options)
+        return
+    for work in Work:
+        suited = [option for option in options if work in option.works]
+        if suited:
+            yield _choice(f"A request for {work.value}", suited)
+
+
+def _choice(what: str, options: Sequence[Option]) -> str:
+    choice = choose([option.load for option in options])
+    return f"{what} now takes {options[choice.index].model}, because {choice.reason}."
+
+
+# --- the entry of ``GET /v1/models`` ----------------------------------------------------------------
+
+
+def listed_virtual(
+    name: str, entry: VirtualEntry, target: Mapping[str, Any] | None, problem: str = ""
+) -> dict[str, Any]:
+    """List a virtual model. ``target`` is the entry of the model that a request would take now, or None
+    because of ``problem``.
+
+    The text of the system prompt is not shown: it may be confidential.
+    """
+    shown: dict[str, Any] = {
+        "object": "model",
+        "created": 0,
+        "owned_by": "llamasup",
+        "tags": (),
+        "status": {"value": "unloaded", "failed": True},
+    }
+    own: Mapping[str, Any] = {}
+    if target is not None:
+        shown |= target
+        own = target.get("llamasup", {})
+    virtual = {
+        "model": entry.model,
+        "any": list(entry.any),
+        "takes": None if target is None else target["id"],
+        "set": dict(entry.set),
+        "default": dict(entry.default),
+        "remove": list(entry.remove),
+        "system": entry.system is not None,
+    }
+    return {
+        **shown,
+        "id": name,
+        "aliases": (),
+        "llamasup": {**own, "default": False, "problem": problem or own.get("problem"), "virtual": virtual},
+    }

@@ -21,8 +21,7 @@ from llamasup.features.peers.groups import ModelGroup
 from llamasup.features.peers.known import KnownNode, NodeState
 from llamasup.features.peers.membership import Peer
 from llamasup.features.peers.peers import NodeRoute
-from llamasup.features.peers.remote_model import NodeAddress, RemoteModel
-from llamasup.features.peers.shared_model import SharedModel
+from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.core.proxy.rig import CHAT, Rig, Wire, answer, error_of, eventually, field, post, status
 

@@ -9,8 +9,14 @@ from msgspec.structs import replace
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel
-from llamasup.features.peers.explain import explain_nodes
-from llamasup.features.peers.groups import ModelGroup, cold_choice, groups_of, warm, why_not_served
+from llamasup.features.peers.groups import (
+    ModelGroup,
+    cold_choice,
+    explain_nodes,
+    groups_of,
+    warm,
+    why_not_served,
+)
 from llamasup.features.peers.known import KnownNode, NodeState, answered
 from llamasup.features.peers.membership import ExpectedModel, Peer
 

@@ -26,8 +26,7 @@ from llamasup.features.peers.groups import ModelGroup
 from llamasup.features.peers.known import NodeState, ProbePolicy, Trouble
 from llamasup.features.peers.membership import ExpectedModel, Peer
 from llamasup.features.peers.peers import Peers
-from llamasup.features.peers.remote_model import RemoteModel
-from llamasup.features.peers.shared_model import SharedModel
+from llamasup.features.peers.remote_model import RemoteModel, SharedModel
 from llamasup.features.peers.static import StaticMembership
 from llamasup.features.peers.watch import NodeWatch, address_of, tls_of
 from tests.core.pool.replicas.replica_sets import served_model
@@ -597,7 +596,7 @@ async def test_node_that_is_replaced_by_another_needs_no_start_by_hand(
 @async_test
 async def test_request_for_an_expected_model_is_reported_to_the_membership() -> None:
     from llamasup.core.queueing.request_queue import QueueEntry
-    from tests.features.peers.test_shared_model import Waits
+    from tests.features.peers.test_remote_model import Waits
 
     membership = OnDemand()
     async with fleet_of(membership=membership) as fleet:
@@ -662,7 +661,7 @@ def test_only_https_has_a_context() -> None:
 @async_test
 async def test_same_number_of_waiting_requests_is_reported_once() -> None:
     from llamasup.core.queueing.request_queue import QueueEntry
-    from tests.features.peers.test_shared_model import Waits
+    from tests.features.peers.test_remote_model import Waits
 
     membership = OnDemand()
     async with fleet_of(membership=membership) as fleet:
@@ -744,7 +743,7 @@ async def test_node_that_is_listed_again_gets_requests_again() -> None:
 @async_test
 async def test_requests_that_wait_for_a_busy_node_are_reported_too() -> None:
     from llamasup.core.queueing.request_queue import QueueEntry
-    from tests.features.peers.test_shared_model import Waits
+    from tests.features.peers.test_remote_model import Waits
 
     node = PlayedNode()
     await node.start()

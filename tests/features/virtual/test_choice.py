@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from llamasup.core.http.routes import Work
 from llamasup.core.queueing.served_load import ServedLoad
-from llamasup.features.virtual.choice import RULE, choose
-from llamasup.features.virtual.explain import Option, explain_virtual
+from llamasup.features.virtual.choice import RULE, Option, choose, explain_virtual
 
 FREE = ServedLoad(4, 2)
 BUSY = ServedLoad(4, 0, waiting=3)
