@@ -17,7 +17,7 @@ from llamasup.core.http.trust import TRUST_REMEDY, is_untrusted, trusted
 from llamasup.core.http.unix_transport import UnixTransport
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import NotAllowed, NotRunning
-from llamasup.features.batch.retries import UNREACHABLE, Refusal, refusal_of
+from llamasup.features.batch.schedule import UNREACHABLE, Refusal, refusal_of
 from llamasup.features.batch.streams import Assembly, streamed
 
 __all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]

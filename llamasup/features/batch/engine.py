@@ -1,6 +1,6 @@
 """Runs a batch: one task owns it, starts its lines, decides what follows from their ends, and saves them.
 
-The decisions are in ``order.py``, ``pace.py``, ``retries.py`` and ``window.py``. Memory does not grow with
+The decisions are in ``schedule.py``, and the order of the lines is in ``lines.py``. Memory does not grow with
 the number of lines: it holds those in flight, the next ones of a few models, and a block of the output.
 """
 
@@ -30,9 +30,10 @@ from llamasup.features.batch.client import Answer, BatchClient, tokens_of
 from llamasup.features.batch.index import Counts, Index, IndexedLine, LineState, fingerprint
 from llamasup.features.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
 from llamasup.features.batch.output import Output, answer_line, error_line
-from llamasup.features.batch.pace import FIRST_LIMIT, MAX_LIMIT, limit_after_refusal, next_limit
 from llamasup.features.batch.progress import Progress
-from llamasup.features.batch.retries import (
+from llamasup.features.batch.schedule import (
+    FIRST_LIMIT,
+    MAX_LIMIT,
     PREEMPTED,
     UNREACHABLE,
     Again,
@@ -41,11 +42,13 @@ from llamasup.features.batch.retries import (
     Refusal,
     Stop,
     Waiting,
+    Window,
     decide,
+    limit_after_refusal,
+    next_limit,
 )
 from llamasup.features.batch.streams import STREAM_ABOVE_S
 from llamasup.features.batch.threads import in_thread
-from llamasup.features.batch.window import Window
 
 __all__ = ["BatchRun", "BatchStopped", "EngineOptions"]
 

@@ -28,10 +28,10 @@ from llamasup.features.batch.lines import (
     PromptTemplate,
     RawLine,
     TemplateInvalid,
+    prefix_key,
     raw_lines,
     read_line,
 )
-from llamasup.features.batch.order import prefix_key
 
 __all__ = ["BatchInvalid", "Counts", "Index", "IndexedLine", "InputChanged", "LineState", "fingerprint"]
 

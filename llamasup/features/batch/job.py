@@ -45,8 +45,8 @@ from llamasup.features.batch.index import BatchInvalid, Counts, Index
 from llamasup.features.batch.lines import PromptTemplate, TemplateInvalid, template_of
 from llamasup.features.batch.output import Output
 from llamasup.features.batch.progress import Progress
+from llamasup.features.batch.schedule import Window, read_window
 from llamasup.features.batch.threads import in_thread
-from llamasup.features.batch.window import Window, read_window
 
 __all__ = [
     "Job",

@@ -1,6 +1,8 @@
-"""Reads the lines of a batch: OpenAI's format for batch files, or prompts that a template completes.
+"""Reads the lines of a batch: OpenAI's format for batch files, or prompts that a template completes (pure).
 
-A file is read line by line, and never held whole.
+A file is read line by line, and never held whole. ``prefix_key`` orders the lines of a model by their shared
+beginning: llama-server computes a common system prompt once in each slot, and finds it there for the next
+line.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
+from llamasup.core.pool.replicas.conversation import read_conversation
 from llamasup.core.system.text import INVALID_JSON
 
 MAX_LINE_BYTES: Final = 50_000_000
@@ -198,3 +201,21 @@ def _filled_text(text: str, fields: dict[str, Any]) -> Any:
         raise TemplateInvalid(
             f"the template has an invalid $: {error} (write $$ for a dollar sign)"
         ) from None
+
+
+# --- the order of the lines of a model
+
+MAX_MARKS: Final = 16
+"""Marks of a prompt that are compared: its first messages, or its first 16 KiB."""
+_MARK_BYTES: Final = 4
+_MASK: Final = (1 << (8 * _MARK_BYTES)) - 1
+
+
+def prefix_key(body: bytes) -> bytes:
+    """Return a key that begins like those of lines with the same beginning. Only for one process: hashes are
+    keyed.
+    """
+    conversation = read_conversation(body)
+    if conversation is None:
+        return b""
+    return b"".join((mark & _MASK).to_bytes(_MARK_BYTES, "big") for mark in conversation.marks[:MAX_MARKS])

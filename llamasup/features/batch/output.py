@@ -196,3 +196,38 @@ class Output:
             f"The output {str(self.path)!r} cannot be written: {reason}.",
             remedy="Make it writable, or choose another output (-o).",
         )
+
+
+def divide(output: Output, index: Index, paths: Sequence[Path], code: str) -> tuple[int, int]:
+    """Write the answers to one file and the errors to another; unfinished lines get an error with this code.
+
+    Returns the sizes. Blocks. Raises DiskFull.
+    """
+    try:
+        return _divided(output, index, paths, code)
+    except OSError as error:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise DiskFull(
+            f"The files of the results cannot be written: {error.strerror}.",
+            remedy="Free some space: the batch ends then.",
+        ) from None
+
+
+def _divided(output: Output, index: Index, paths: Sequence[Path], code: str) -> tuple[int, int]:
+    with paths[0].open("wb") as answers, paths[1].open("wb") as failures:
+        with output.path.open("rb") as lines:
+            for line in lines:
+                (answers if is_answer(line) else failures).write(line)
+        for left in index.left():
+            failures.write(
+                error_line(f"batch_req_{left.number}", left.custom_id, code, "this line was not run")
+            )
+        for file in (answers, failures):
+            file.flush()
+            os.fsync(file.fileno())
+        sizes = answers.tell(), failures.tell()
+    for path, size in zip(paths, sizes, strict=True):
+        if not size:
+            path.unlink()
+    return sizes

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.features.usage.batch import Work
+from llamasup.features.usage.flush import Work
 from llamasup.features.usage.ledger import Group
 
 __all__ = ["Counter", "Reading", "divided", "energy_between"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from llamasup.core.observability.counters import HeldSlots, RequestRecord
 from llamasup.core.system.batch_writer import BatchWriter
 from llamasup.errors import without_errno
-from llamasup.features.usage.batch import Batch, Question, Saved, Work
+from llamasup.features.usage.flush import Flush, Question, Saved, Work
 from llamasup.features.usage.ledger import Group, Ledger, day_at, key_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class UsageRecorder:
         self._timer: asyncio.TimerHandle | None = None
         self._saver: UsageSaver | None = None  # made by the thread
         self._has_failed = False  # the thread could not make it
-        self._writer: BatchWriter[Batch] = BatchWriter(self._save, name="usage", linger_s=0.0)
+        self._writer: BatchWriter[Flush] = BatchWriter(self._save, name="usage", linger_s=0.0)
 
     def add(self, record: RequestRecord) -> None:
         """Count a finished request; nothing if it was not for a model. Never waits."""
@@ -91,7 +91,7 @@ class UsageRecorder:
             self._next_reading_s = now_s + self._reading_s if measures else _NEVER
             work = self._take_work()
             if len(self._writer) < MAX_WAITING:
-                self._writer.put(Batch(work=work, measures=measures))
+                self._writer.put(Flush(work=work, measures=measures))
 
     async def report(self, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """The ``usage`` object of the contract, up to now. Saves the sums first. Raises UsageInvalid.
@@ -119,7 +119,7 @@ class UsageRecorder:
         timeout_s = CLOSE_TIMEOUT_S if timeout_s is None else timeout_s
         self._pass_on()
         if self._work and self._may_measure:  # last, as the driver of a GPU may be slow
-            self._writer.put(Batch(work=self._take_work(), measures=True, saves=True))
+            self._writer.put(Flush(work=self._take_work(), measures=True, saves=True))
         if not self._writer.close(timeout_s):
             _log.warning(
                 "The last usage may not be saved: the disk or a driver took longer than %g s.", timeout_s
@@ -136,7 +136,7 @@ class UsageRecorder:
             self._timer = None
         sums = self._ledger.take()
         if sums or question is not None:
-            self._writer.put(Batch(sums, saves=True, question=question))
+            self._writer.put(Flush(sums, saves=True, question=question))
 
     def _take_work(self) -> Sequence[Work]:
         """Take the work of the requests that have ended since the last reading, and of those in flight until
@@ -150,7 +150,7 @@ class UsageRecorder:
 
     # --- in the thread
 
-    def _save(self, batches: list[Batch]) -> bool:
+    def _save(self, flushes: list[Flush]) -> bool:
         if self._saver is None:
             try:
                 from llamasup.features.usage.saver import UsageSaver
@@ -162,12 +162,12 @@ class UsageRecorder:
                     _log.exception("The usage cannot be counted")
                 why = f"{type(error).__name__}: {without_errno(str(error))}"
                 problem = f"The usage cannot be counted: {why}."
-                for batch in batches:
-                    if batch.question is not None:
-                        batch.question.answer(Saved((), None, problem))
+                for flush in flushes:
+                    if flush.question is not None:
+                        flush.question.answer(Saved((), None, problem))
                 return True
-        for batch in batches:
-            self._saver.take(batch)
+        for flush in flushes:
+            self._saver.take(flush)
         return True
 
 

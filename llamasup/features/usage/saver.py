@@ -1,7 +1,7 @@
 """Saves the sums in the file, and divides the measured energy. Runs in the thread of ``recorder.py``.
 
 A file that cannot be written, or another failure, never disturbs a request or a stop: the sums stay in memory
-(one row for each day, model and key), and the next batch leads to another attempt.
+(one row for each day, model and key), and the next flush leads to another attempt.
 """
 
 from __future__ import annotations
@@ -10,16 +10,46 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from time import monotonic
 
+from llamasup.core.system.hardware.nvml import energy_by_gpu
 from llamasup.core.system.storage.folders import has_state
 from llamasup.errors import FolderUnusable, without_errno
-from llamasup.features.usage.attribution import Reading, divided, energy_between
-from llamasup.features.usage.batch import Batch, Saved, Work
-from llamasup.features.usage.energy import read_energy
+from llamasup.features.usage.attribution import Counter, Reading, divided, energy_between
+from llamasup.features.usage.flush import Flush, Saved, Work
 from llamasup.features.usage.ledger import Ledger
 from llamasup.features.usage.store import CorruptFile, move_aside, read_rows, save, today, usage_file
 
 _log = logging.getLogger(__name__)
+
+_POWERCAP = Path("/sys/class/powercap")
+
+
+def read_energy(powercap: Path = _POWERCAP) -> Reading | None:
+    """Read the energy counters: RAPL of the processors and NVML of NVIDIA's GPUs, which takes milliseconds.
+
+    None if the machine has none that this user may read. Linux shows RAPL's counters to root only, unless the
+    administrator allows more (CVE-2020-8694). A counter that cannot be read is left out.
+    """
+    counters = {**_rapl(powercap), **{gpu: Counter(uj) for gpu, uj in energy_by_gpu().items()}}
+    return Reading(monotonic(), counters) if counters else None
+
+
+def _rapl(powercap: Path) -> dict[str, Counter]:
+    """The packages, and their memory, which a package does not include. ``intel-rapl-mmio`` is the same
+    package again, ``core`` and ``uncore`` are parts of it, and ``psys`` includes all.
+    """
+    counters: dict[str, Counter] = {}
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        try:
+            name = (zone / "name").read_text("ascii").strip()
+            if name.startswith("package") or name == "dram":
+                value_uj = int((zone / "energy_uj").read_text("ascii"))
+                range_uj = int((zone / "max_energy_range_uj").read_text("ascii"))
+                counters[zone.name] = Counter(value_uj, range_uj)
+        except (OSError, ValueError):
+            continue
+    return counters
 
 
 class UsageSaver:
@@ -45,13 +75,13 @@ class UsageSaver:
         self._cleaned_on: date | None = None
         self._problem = ""
 
-    def take(self, batch: Batch) -> None:
-        self._unsaved.add(batch.sums)
-        if batch.measures:
-            self._divide_energy(batch.work)
-        if batch.saves:
+    def take(self, flush: Flush) -> None:
+        self._unsaved.add(flush.sums)
+        if flush.measures:
+            self._divide_energy(flush.work)
+        if flush.saves:
             self._save()
-        if (question := batch.question) is not None:
+        if (question := flush.question) is not None:
             question.answer(self._sums(question.by, question.since))
 
     def _divide_energy(self, work: Sequence[Work]) -> None:

@@ -13,7 +13,7 @@ import uvloop
 
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.features.batch.client import READ_TIMEOUT_S, Answer, BatchClient
-from llamasup.features.batch.retries import Refusal
+from llamasup.features.batch.schedule import Refusal
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

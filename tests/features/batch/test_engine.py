@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import llamasup.features.batch.engine as engine_module
-import llamasup.features.batch.retries as retries_module
+import llamasup.features.batch.schedule as retries_module
 from llamasup.core.system.native import native
 from llamasup.errors import DiskFull, NotAllowed
 from llamasup.features.batch.client import Answer, BatchClient
@@ -25,8 +25,7 @@ from llamasup.features.batch.index import Counts, Index
 from llamasup.features.batch.lines import PromptTemplate, template_of
 from llamasup.features.batch.output import Output
 from llamasup.features.batch.progress import Progress
-from llamasup.features.batch.retries import PREEMPTED, UNREACHABLE, Refusal
-from llamasup.features.batch.window import Window
+from llamasup.features.batch.schedule import PREEMPTED, UNREACHABLE, Refusal, Window
 
 Reply = Callable[[str, int], Answer]
 

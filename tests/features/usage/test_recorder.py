@@ -14,7 +14,7 @@ from llamasup.core.observability.counters import HeldSlots
 from llamasup.errors import UsageInvalid
 from llamasup.features.usage import recorder as recorders
 from llamasup.features.usage.attribution import Counter, Reading
-from llamasup.features.usage.batch import Batch
+from llamasup.features.usage.flush import Flush
 from llamasup.features.usage.recorder import UsageRecorder
 from llamasup.features.usage.saver import UsageSaver
 from llamasup.features.usage.store import read_rows, usage_file
@@ -23,27 +23,27 @@ from tests.kit.patience import PATIENCE_S
 
 
 class WatchedSaver(UsageSaver):
-    """Remembers the batches. ``hold`` blocks the thread."""
+    """Remembers the flushes. ``hold`` blocks the thread."""
 
     def __init__(self, keep_days: int) -> None:
         super().__init__(keep_days, measure=lambda: None)
-        self.batches: list[Batch] = []
+        self.flushes: list[Flush] = []
         self.changed = threading.Condition()
         self.entered = threading.Event()
         self.hold = threading.Event()
         self.hold.set()
 
-    def take(self, batch: Batch) -> None:
+    def take(self, flush: Flush) -> None:
         self.entered.set()
         assert self.hold.wait(PATIENCE_S)
-        super().take(batch)
+        super().take(flush)
         with self.changed:
-            self.batches.append(batch)
+            self.flushes.append(flush)
             self.changed.notify_all()
 
     def until(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.batches) >= count, PATIENCE_S)
+            assert self.changed.wait_for(lambda: len(self.flushes) >= count, PATIENCE_S)
 
 
 def recorder_of(
@@ -85,7 +85,7 @@ def test_sums_are_saved_some_time_after_the_first_request() -> None:
         recorder.close(PATIENCE_S)
 
     asyncio.run(main())
-    assert [batch.saves for batch in saver.batches] == [False, True, True]  # first a reading
+    assert [flush.saves for flush in saver.flushes] == [False, True, True]  # first a reading
     assert saved_requests() == 3
 
 
@@ -216,7 +216,7 @@ def test_energy_is_read_at_the_ends_of_requests_but_not_at_each() -> None:
 
     asyncio.run(main())
     # The first end, the sums, and the energy of the rest at the end.
-    assert [(batch.measures, batch.saves, len(batch.work)) for batch in saver.batches] == [
+    assert [(flush.measures, flush.saves, len(flush.work)) for flush in saver.flushes] == [
         (True, False, 1),
         (False, True, 0),
         (True, True, 50),
@@ -272,7 +272,7 @@ def test_reading_is_due_again_after_a_while() -> None:
         for at_s in (1000.0, 1005.0, 1010.0, 1011.0):
             recorder.add(record(ended_s=at_s))
         await asyncio.to_thread(saver.until, 2)
-        assert [len(batch.work) for batch in saver.batches] == [1, 2]
+        assert [len(flush.work) for flush in saver.flushes] == [1, 2]
         recorder.close(PATIENCE_S)
 
     asyncio.run(main())
@@ -290,7 +290,7 @@ def test_without_counters_no_work_is_kept() -> None:
         recorder.close(PATIENCE_S)
 
     asyncio.run(main())
-    assert sum(batch.measures for batch in saver.batches) == 1
+    assert sum(flush.measures for flush in saver.flushes) == 1
     assert saved_requests() == 21
 
 
@@ -308,5 +308,5 @@ def test_thread_that_hangs_gets_no_more_work() -> None:
         recorder.close(PATIENCE_S)
 
     asyncio.run(main())
-    assert len(saver.batches) <= recorders.MAX_WAITING + 3
+    assert len(saver.flushes) <= recorders.MAX_WAITING + 3
     assert saved_requests() == 100

@@ -1,4 +1,4 @@
-"""The files and batches of the API, their JSON objects, and which new ones are accepted (pure)."""
+"""The files and batches of the API (pure): which ones are accepted, their JSON, and which batch is next."""
 
 from __future__ import annotations
 
@@ -14,26 +14,6 @@ from llamasup.core.system.text import memory_text
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.features.batch.api.form import UploadForm
 from llamasup.features.batch.lines import URLS
-
-__all__ = [
-    "ENDED",
-    "BatchUnknown",
-    "FileLimit",
-    "FileUnknown",
-    "LineMistake",
-    "NewBatch",
-    "StorageLimit",
-    "StoredBatch",
-    "StoredFile",
-    "batch_object",
-    "check_room",
-    "ended",
-    "file_object",
-    "new_batch",
-    "page",
-    "uploaded_file",
-    "window_s",
-]
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 DAY_S: Final = 86_400
@@ -274,3 +254,25 @@ def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Mapping[str
         "last_id": objects[-1]["id"] if objects else None,
         "has_more": has_more,
     }
+
+
+# --- turns
+
+TURN_S: Final = 300.0
+"""How long a batch runs while other clients have batches. Ending a turn costs the answers in flight."""
+
+
+def next_batch(unfinished: Sequence[StoredBatch], turns: Mapping[str, int], now_s: int) -> StoredBatch | None:
+    """Return the next batch. ``unfinished``: the oldest first. ``turns``: the last turn of each client.
+
+    The clients take turns, each with its oldest batch. One that was cancelled, or whose window is over, comes
+    first: it only ends.
+    """
+    return min(
+        unfinished,
+        key=lambda batch: (
+            batch.status != "cancelling" and batch.expires_at > now_s,
+            turns.get(batch.owner, 0),
+        ),
+        default=None,
+    )

@@ -29,6 +29,7 @@ from llamasup.errors import Conflict, LlamasupError, NotAllowed, Stopping, Usage
 from llamasup.features.batch.api.objects import (
     DAY_S,
     ENDED,
+    TURN_S,
     BatchUnknown,
     FileUnknown,
     LineMistake,
@@ -38,18 +39,18 @@ from llamasup.features.batch.api.objects import (
     StoredFile,
     ended,
     new_batch,
+    next_batch,
 )
-from llamasup.features.batch.api.results import divide
 from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id
-from llamasup.features.batch.api.turns import TURN_S, next_batch
 from llamasup.features.batch.api.uploads import receive_file
 from llamasup.features.batch.client import BatchClient
 from llamasup.features.batch.engine import BatchRun, EngineOptions
 from llamasup.features.batch.index import BatchInvalid, Counts, Index
 from llamasup.features.batch.job import Job, Prepared, prepare
+from llamasup.features.batch.output import divide
 from llamasup.features.batch.progress import Progress
+from llamasup.features.batch.schedule import Window, read_window
 from llamasup.features.batch.threads import in_thread
-from llamasup.features.batch.window import Window, read_window
 
 __all__ = ["BatchService"]
 
@@ -411,7 +412,7 @@ class BatchService:
             for kind in ("output", "error")
         }
         paths = [store.part_path_of(results[kind].id) for kind in ("output", "error")]
-        sizes = await in_thread(partial(divide, prepared, paths, f"batch_{reason}"))
+        sizes = await in_thread(partial(divide, prepared.output, prepared.index, paths, f"batch_{reason}"))
         files = {
             kind: replace(file, bytes=size)
             for (kind, file), size in zip(results.items(), sizes, strict=True)

@@ -7,11 +7,13 @@ from llamasup.errors import UsageInvalid
 from llamasup.features.batch.api.objects import (
     LineMistake,
     NewBatch,
+    StoredBatch,
     StoredFile,
     batch_object,
     ended,
     file_object,
     new_batch,
+    next_batch,
     page,
     window_s,
 )
@@ -74,3 +76,25 @@ def test_page_of_a_list_names_its_ends() -> None:
     assert (shown["first_id"], shown["last_id"], shown["has_more"]) == ("file-1", "file-2", True)
     assert "owner" not in shown["data"][0]
     assert page([], has_more=False)["first_id"] is None
+
+
+def batch(id_: str, owner: str, expires_at: int = 100, status: str = "in_progress") -> StoredBatch:
+    return StoredBatch(id_, owner, "file-1", "/v1/completions", "24h", 0, expires_at, status=status)
+
+
+def test_clients_take_turns() -> None:
+    waiting = [batch("1", "anna"), batch("2", "anna"), batch("3", "ben"), batch("4", "eve")]
+    turns: dict[str, int] = {}
+    order = []
+    for turn in range(1, 6):
+        found = next_batch(waiting, turns, 50)
+        assert found is not None
+        turns[found.owner] = turn
+        order.append(found.id)
+    assert order == ["1", "3", "4", "1", "3"]
+    assert next_batch([], turns, 50) is None
+
+
+def test_batch_that_only_ends_comes_first() -> None:
+    for ending in (batch("2", "anna", 50), batch("2", "anna", status="cancelling")):
+        assert next_batch([batch("1", "anna"), ending], {"anna": 3}, 50) is ending

@@ -32,15 +32,14 @@ from llamasup.core.settings.sections import Batches
 from llamasup.core.settings.units import Size
 from llamasup.errors import DiskFull, LlamasupError
 from llamasup.features.batch.api.form import UploadForm
-from llamasup.features.batch.api.objects import ENDED, StorageLimit, ended
+from llamasup.features.batch.api.objects import ENDED, StorageLimit, ended, next_batch
 from llamasup.features.batch.api.routes import routes_of
 from llamasup.features.batch.api.runner import BatchService
 from llamasup.features.batch.api.store import Store
-from llamasup.features.batch.api.turns import next_batch
 from llamasup.features.batch.client import Answer, BatchClient
 from llamasup.features.batch.index import Index
 from llamasup.features.batch.job import Prepared
-from llamasup.features.batch.retries import Refusal
+from llamasup.features.batch.schedule import Refusal
 from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 

@@ -37,9 +37,9 @@ class Question(Struct, frozen=True):
     answer: Callable[[Saved], None]
 
 
-class Batch(Struct, frozen=True):
-    """A batch for the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy counters
-    and divide the energy among ``work``; ``saves``: write the sums; then it answers the ``question``.
+class Flush(Struct, frozen=True):
+    """The sums and orders for the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy
+    counters and divide the energy among ``work``; ``saves``: write the sums; then answer the ``question``.
     """
 
     sums: Mapping[Group, Sums] = {}

@@ -1,4 +1,4 @@
-"""The small decisions of a batch: retries, pace, hours, order."""
+"""When lines of a batch run: retries, pace, hours, order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from llamasup.features.batch.order import prefix_key
-from llamasup.features.batch.pace import FIRST_LIMIT, limit_after_refusal, next_limit
-from llamasup.features.batch.retries import (
+from llamasup.features.batch.lines import prefix_key
+from llamasup.features.batch.schedule import (
+    FIRST_LIMIT,
     MAX_DROPS,
     MAX_LIMITED_S,
     MAX_TRIES,
@@ -24,9 +24,11 @@ from llamasup.features.batch.retries import (
     Stop,
     Waiting,
     decide,
+    limit_after_refusal,
+    next_limit,
+    read_window,
     refusal_of,
 )
-from llamasup.features.batch.window import read_window
 
 CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
 FULL = Refusal(500, "", "Context size has been exceeded.")

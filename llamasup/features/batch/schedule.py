@@ -1,9 +1,11 @@
-"""Decides what follows from the end of a request of a batch (pure): its line is finished, runs again, or is
-set aside.
+"""Decides when lines of a batch run (pure): its hours, how many are in flight, and what follows from the end
+of a request: its line is finished, runs again, or is set aside.
 """
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, time, timedelta
 from enum import Enum
 from typing import Final
 
@@ -11,22 +13,6 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.http.context_end import SHARED_FULL
-
-__all__ = [
-    "MAX_ALONE",
-    "MAX_DROPS",
-    "MAX_LIMITED_S",
-    "MAX_TRIES",
-    "Again",
-    "Aside",
-    "Ended",
-    "Over",
-    "Refusal",
-    "Stop",
-    "Waiting",
-    "decide",
-    "refusal_of",
-]
 
 MAX_TRIES: Final = 3
 """How often a line is sent that gets a 5xx or a time-out."""
@@ -176,3 +162,64 @@ def decide(ended: Ended) -> Decision:
     if refusal.status < 500 or ended.tries + 1 >= MAX_TRIES:
         return Over()
     return Again(delay_s, counts=True)
+
+
+# --- how many lines are in flight: so many that each slot has its next line ready
+
+FIRST_LIMIT: Final = 4
+MAX_LIMIT: Final = 64
+"""Lines in flight: so many slots has a large server. Each holds a connection and a body."""
+_MAX_WAITING: Final = 4
+"""Lines in the queue of the model. They make sure that no slot is idle between two lines."""
+_STEP: Final = 0.25
+"""Growth is slower than shrinking: when several lines end at once, the first of the next ones find a free
+slot."""
+
+
+def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> float:
+    """The limit after an answer. ``position``: where its request had to wait in the queue; None: nowhere."""
+    if position is not None and position > _MAX_WAITING:
+        return max(1.0, limit - 1.0)
+    if position is None or position < _MAX_WAITING // 2:
+        return min(limit + _STEP, float(most))
+    return limit
+
+
+def limit_after_refusal(limit: float) -> float:
+    """The limit after a request that a limit of its key has refused: soon one line at a time asks."""
+    return max(1.0, limit / 2.0)
+
+
+# --- the hours in which a batch may run, such as ``22:00-07:00``. Local time.
+
+_FORM = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*([01]\d|2[0-3]):([0-5]\d)").fullmatch
+
+
+class Window(Struct, frozen=True):
+    """The time of day from ``begin`` to ``end``, which may be on the next day. If both are equal, it is the
+    whole day.
+    """
+
+    begin: time
+    end: time
+
+    def opens_in(self, now: datetime) -> timedelta:
+        """Return how long until a batch may run; zero if it may run now."""
+        at = now.time().replace(tzinfo=None)
+        if self.begin <= self.end:
+            is_open = self.begin <= at < self.end or self.begin == self.end
+        else:
+            is_open = at >= self.begin or at < self.end
+        if is_open:
+            return timedelta()
+        opens = datetime.combine(now.date(), self.begin, now.tzinfo)
+        return opens - now if opens > now else opens + timedelta(days=1) - now
+
+
+def read_window(text: str) -> Window:
+    """Read hours. Raises ValueError with what is wrong."""
+    match = _FORM(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time range")
+    hour, minute, end_hour, end_minute = map(int, match.groups())
+    return Window(time(hour, minute), time(end_hour, end_minute))
