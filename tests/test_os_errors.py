@@ -18,7 +18,7 @@ from llamasup.core.llama_server.warmup import no_response, warm_up_request
 from llamasup.embedded.option import InvalidValue
 from llamasup.embedded.values import file_text
 from llamasup.errors import LlamasupError, without_errno
-from llamasup.features.downloads.client import TransientError, _translated_errors
+from llamasup.features.downloads.retries import TransientError, translated_errors
 from llamasup.features.peers.watch import _unconnected
 from llamasup.features.usage.saver import _unexpected
 
@@ -45,7 +45,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/usage.db")
     ],
 )
 def test_the_line_of_a_retry_has_the_words_of_the_error(error: httpx.TransportError, shown: str) -> None:
-    with pytest.raises(TransientError) as raised, _translated_errors("https://hub/x"):
+    with pytest.raises(TransientError) as raised, translated_errors("https://hub/x"):
         raise error
     assert str(raised.value) == f"https://hub/x: {shown}"
 

@@ -1,32 +1,37 @@
-"""Sends HTTP requests for files of a model hub or another server: redirects, credentials, retries, errors.
+"""Sends HTTP requests for files of a model hub or another server: addresses, redirects, credentials.
 
 Redirects are followed here and not by httpx: each target is checked before the request, and only the hub gets
 the token, never a redirect target. Messages show URLs without their query (signatures).
+
+The transport connects only to addresses that were checked, without a second DNS lookup. Each origin has its
+own pool, since a pool finds connections by address: a second host at the same address would use a connection
+whose certificate was checked for the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+import contextlib
+import socket
+import threading
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import TypeVar
 
 from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.core.http.httpx_import import httpx
-from llamasup.core.hub.reference import Ref, shown_url
+from llamasup.core.hub.reference import Ref, origin_of, shown_url
 from llamasup.core.hub.remote_file import retry_after_s
 from llamasup.core.system.text import printable
-from llamasup.errors import DownloadFailed, without_errno
-from llamasup.features.downloads.hub_api import is_transient, refusal
-from llamasup.features.downloads.transport import PinnedTransport
-from llamasup.features.downloads.url_policy import UrlPolicy
-
-__all__ = ["Answer", "DownloadClient", "RetryPolicy", "TransientError"]
+from llamasup.errors import DownloadFailed
+from llamasup.features.downloads.hub_responses import is_transient, refusal
+from llamasup.features.downloads.retries import RetryPolicy, TransientError, translated_errors
+from llamasup.features.downloads.url_policy import UrlPolicy, is_loopback_host
 
 T = TypeVar("T")
 
@@ -34,26 +39,6 @@ _MAX_REDIRECTS = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Reading the short body of a redirect keeps the connection usable.
 _SMALL_BODY = 64 * 1024
-
-
-class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """The limits of retries. ``attempts``: the most failures in a row without a byte of progress. Times are
-    in seconds.
-    """
-
-    attempts: int = 6
-    first_wait_s: float = 0.5
-    max_wait_s: float = 30.0
-    max_retry_after_s: float = 300.0
-    connect_s: float = 15.0
-    stall_s: float = 30.0
-
-    def wait_s(self, error: TransientError, failures: int) -> float:
-        """The wait before the next attempt: the server's Retry-After, or a backoff."""
-        if error.wait_s is not None:
-            return error.wait_s
-        backoff_s = min(self.first_wait_s * float(1 << (failures - 1)), self.max_wait_s)
-        return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311
 
 
 class Answer(Struct, frozen=True):
@@ -68,14 +53,6 @@ class Answer(Struct, frozen=True):
     @property
     def headers(self) -> httpx.Headers:
         return self.response.headers
-
-
-class TransientError(Exception):
-    """A retry may help. ``wait_s``: the Retry-After of the server."""
-
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
 
 
 class DownloadClient:
@@ -143,7 +120,7 @@ class DownloadClient:
         """A small document and its Link header. Raises the errors of ``ask``."""
         async with self.ask(url) as answer:
             body = bytearray()
-            with _translated_errors(url):
+            with translated_errors(url):
                 async for chunk in answer.response.aiter_raw():
                     body += chunk
                     if len(body) > max_bytes:
@@ -152,7 +129,7 @@ class DownloadClient:
 
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:
         """The body in chunks as they arrive. Raises TransientError if the connection breaks or stalls."""
-        with _translated_errors(answer.url):
+        with translated_errors(answer.url):
             async for chunk in answer.response.aiter_raw():
                 yield chunk
 
@@ -183,7 +160,7 @@ class DownloadClient:
 
     @asynccontextmanager
     async def _send(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        with _translated_errors(url):
+        with translated_errors(url):
             request = self._client.build_request("GET", url, headers=dict(headers))
             response = await self._client.send(request, stream=True)
         try:
@@ -219,38 +196,134 @@ def _redirect_url(url: str, target: str) -> str:
 async def _read_small(response: httpx.Response) -> None:
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= _SMALL_BODY:
-        with _translated_errors(str(response.url)):
+        with translated_errors(str(response.url)):
             await response.aread()
 
 
-@contextmanager
-def _translated_errors(url: str) -> Iterator[None]:
-    """Turns exceptions of httpx into TransientError, or DownloadFailed if a retry cannot help."""
-    where = shown_url(url)
+# --- the transport
+
+# The addresses of a host that are tried; more would take longer than users wait.
+_MAX_ADDRESSES = 4
+_RESOLVE_TIMEOUT_S = 15.0
+
+
+class PinnedTransport(httpx.AsyncBaseTransport):
+    """Raises DownloadRefused for addresses that ``policy`` refuses, DownloadFailed for an unusable proxy."""
+
+    def __init__(self, policy: UrlPolicy, *, connections: int) -> None:
+        self._policy = policy
+        self._limits = httpx.Limits(max_connections=connections + 2, max_keepalive_connections=connections)
+        self._pools: dict[tuple[str, str, int], httpx.AsyncHTTPTransport] = {}
+        self._addresses: dict[tuple[str, str, int], list[str]] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        origin = origin_of(str(request.url))
+        proxy = _proxy(origin)
+        pool = self._pool(origin, proxy)
+        if proxy is not None:
+            # The proxy resolves names; only an address in the URL can be checked here.
+            if _is_literal(request.url.host):
+                self._policy.allowed(str(request.url), [request.url.host])
+            return await pool.handle_async_request(request)
+        last_error: httpx.TransportError = httpx.ConnectError(f"{request.url.host} has no address")
+        for address in (await self._checked(request.url, origin))[:_MAX_ADDRESSES]:
+            pinned = httpx.Request(
+                request.method,
+                request.url.copy_with(host=address),
+                headers=request.headers,  # with the Host header of the name
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": request.url.host},
+            )
+            try:
+                return await pool.handle_async_request(pinned)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                last_error = error
+        raise last_error
+
+    async def aclose(self) -> None:
+        for pool in self._pools.values():
+            await pool.aclose()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self.aclose()
+
+    def _pool(self, origin: tuple[str, str, int], proxy: str | None) -> httpx.AsyncHTTPTransport:
+        if origin not in self._pools:
+            # A TLS context takes 20 ms to build.
+            with_tls = origin[0] == "https"
+            try:
+                self._pools[origin] = httpx.AsyncHTTPTransport(
+                    verify=with_tls, limits=self._limits, proxy=proxy
+                )
+            except (ImportError, ValueError, httpx.InvalidURL):  # SOCKS; unknown scheme; invalid URL
+                # The proxy is not shown: it may contain a password.
+                raise DownloadFailed(
+                    f"The proxy that the environment sets for {origin[0]} cannot be used.",
+                    remedy=f"Set {origin[0]}_proxy to a URL such as http://proxy.example:3128.",
+                ) from None
+        return self._pools[origin]
+
+    async def _checked(self, url: httpx.URL, origin: tuple[str, str, int]) -> list[str]:
+        """The allowed addresses, resolved once: a later DNS answer cannot change them."""
+        known = self._addresses.get(origin)
+        if known is None:
+            found = await _resolve(origin[1], origin[2])
+            known = self._addresses[origin] = self._policy.allowed(str(url), found)
+        return known
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """Resolve in a daemon thread: a lookup cannot be interrupted, and Ctrl-C must not wait for it."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def ask() -> None:
+        found: list[str] = []
+        failed: Exception | None = None
+        try:
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, found, failed)
+
+    def deliver(found: list[str], failed: Exception | None) -> None:
+        if answer.done():
+            return
+        if failed is None:
+            answer.set_result(list(dict.fromkeys(found)))
+        else:
+            answer.set_exception(failed)
+
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
-        yield
-    except httpx.TimeoutException as error:
-        raise TransientError(f"{where} does not answer") from error
-    except httpx.TransportError as error:
-        if _is_untrusted(error):
-            raise DownloadFailed(
-                f"The certificate of {where} is not trusted ({_reason(error)}).",
-                remedy="If a proxy of your company decrypts TLS, set SSL_CERT_FILE to its certificates.",
-            ) from error
-        raise TransientError(f"{where}: {_reason(error)}") from error
-    except (httpx.InvalidURL, ValueError) as error:
-        raise DownloadFailed(
-            f"{where} is not a valid URL: {printable(str(error))}.", remedy="Check its host and its port."
-        ) from error
+        async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+            return await answer
+    except TimeoutError:  # TimeoutError is an OSError
+        raise httpx.ConnectTimeout(f"resolving {host} took more than {_RESOLVE_TIMEOUT_S:.0f} s") from None
+    except (OSError, UnicodeError) as error:
+        raise httpx.ConnectError(f"the name {host} cannot be resolved: {error}") from error
 
 
-def _is_untrusted(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _is_literal(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return True
 
 
-def _reason(error: Exception) -> str:
-    return without_errno(str(error) or "the connection was cut").removesuffix(".")
+def _proxy(origin: tuple[str, str, int]) -> str | None:
+    """The proxy of the environment (``https_proxy``, ``no_proxy``): a URL, or HOST:PORT."""
+    scheme, host, _ = origin
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    # A loopback request may carry a token without TLS, so no proxy may see it.
+    if not proxy or is_loopback_host(host) or urllib.request.proxy_bypass(host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"

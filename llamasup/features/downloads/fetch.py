@@ -31,7 +31,8 @@ from llamasup.core.hub.remote_file import (
 )
 from llamasup.core.system.text import memory_text
 from llamasup.errors import DiskFull, DownloadFailed, LlamasupError, ModelInvalid
-from llamasup.features.downloads.client import Answer, DownloadClient, TransientError
+from llamasup.features.downloads.client import Answer, DownloadClient
+from llamasup.features.downloads.retries import TransientError
 
 __all__ = [
     "DownloadTarget",

@@ -35,7 +35,7 @@ from llamasup.core.hub.remote_file import RemoteFile, why_not_resumed
 from llamasup.core.hub.store import FetchedModel, record_names
 from llamasup.core.system.text import printable
 from llamasup.errors import DownloadFailed, FolderUnusable, ModelInvalid, UsageInvalid
-from llamasup.features.downloads.client import DownloadClient, RetryPolicy
+from llamasup.features.downloads.client import DownloadClient
 from llamasup.features.downloads.fetch import (
     DownloadTarget,
     FileDownload,
@@ -44,7 +44,8 @@ from llamasup.features.downloads.fetch import (
     inspect_remote,
     is_in_place,
 )
-from llamasup.features.downloads.hub_api import next_page, read_page
+from llamasup.features.downloads.hub_responses import next_page, read_page
+from llamasup.features.downloads.retries import RetryPolicy
 from llamasup.features.downloads.url_policy import UrlPolicy
 
 __all__ = ["Choosing", "DownloadOptions", "PullListener", "pull"]

@@ -44,7 +44,7 @@ from llamasup.errors import (
     ModelMissing,
     UsageInvalid,
 )
-from llamasup.features.downloads.hub_api import is_transient, next_page, read_page, refusal
+from llamasup.features.downloads.hub_responses import is_transient, next_page, read_page, refusal
 from llamasup.features.downloads.url_policy import UrlPolicy, is_public
 
 DIGEST = "ab" * 32

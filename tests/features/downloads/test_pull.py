@@ -39,9 +39,9 @@ from llamasup.errors import (
     ModelMissing,
     UsageInvalid,
 )
-from llamasup.features.downloads import fetch, transport
-from llamasup.features.downloads.client import RetryPolicy
+from llamasup.features.downloads import client, fetch
 from llamasup.features.downloads.pull import Choosing, DownloadOptions, pull
+from llamasup.features.downloads.retries import RetryPolicy
 from tests.kit import models
 from tests.kit.hub import Fault, Hub, running_hub
 from tests.kit.patience import PATIENCE_S
@@ -366,7 +366,7 @@ def test_hanging_lookup_times_out(puller: Puller, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
     asyncio.run(cancelled())  # waits for the threads of the loop's executor
     assert not released.is_set()
-    monkeypatch.setattr(transport, "_RESOLVE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(client, "_RESOLVE_TIMEOUT_S", 0.01)
     with pytest.raises(DownloadFailed, match="does not answer"):
         puller("https://slow.invalid/m.gguf")
     released.set()
@@ -898,12 +898,12 @@ def test_certificate_of_another_name_is_refused(
     assert "SSL_CERT_FILE" in caught.value.remedy
     monkeypatch.setenv("SSL_CERT_FILE", chain)
     assert puller(f"https://localhost:{port}/m.gguf").path.read_bytes() == model
-    real = transport._resolve
+    real = client._resolve
 
     async def look_up(host: str, at: int) -> list[str]:
         return await real("localhost" if host == "other.example" else host, at)
 
-    monkeypatch.setattr(transport, "_resolve", look_up)
+    monkeypatch.setattr(client, "_resolve", look_up)
     with pytest.raises(DownloadFailed, match="is not trusted"):
         puller(f"https://other.example:{port}/m.gguf")
 
