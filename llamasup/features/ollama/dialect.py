@@ -26,10 +26,9 @@ from llamasup.core.proxy.dialect import LocalAnswer
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.routing import access_denied
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.features.ollama.answer import JSON, Answer, Keep, Served, created_at, error_response
-from llamasup.features.ollama.answers import error_line, loaded
+from llamasup.features.ollama.answer_format import error_line, loaded
 from llamasup.features.ollama.fields import Refused, boolean, decoded, refusal
-from llamasup.features.ollama.files import FilesAnswer
+from llamasup.features.ollama.files_answer import FilesAnswer
 from llamasup.features.ollama.listing import (
     ListedModel,
     features_of,
@@ -37,10 +36,11 @@ from llamasup.features.ollama.listing import (
     read_one,
     running,
     shown,
+    spellings,
     tags,
 )
-from llamasup.features.ollama.names import spellings
-from llamasup.features.ollama.options import OF_LLAMASUP
+from llamasup.features.ollama.model_answer import JSON, Keep, ModelAnswer, Served, created_at, error_response
+from llamasup.features.ollama.options import setting_of
 from llamasup.features.ollama.requests import PATHS, Features, OllamaRequest, model_of, read_request
 
 __all__ = ["OllamaDialect"]
@@ -127,7 +127,7 @@ class OllamaDialect:
         name = _served_name(wanted.name, backend)
         request.body = msgspec.json.encode({"model": name, **wanted.body})
         # Without the body, which would stay in memory until the end of the answer.
-        request.translation = Answer(replace(wanted, body={}), request.received_at, self._served)
+        request.translation = ModelAnswer(replace(wanted, body={}), request.received_at, self._served)
         request.head = _head_for(request.head, wanted.path)
         return None
 
@@ -136,7 +136,7 @@ class OllamaDialect:
         for name in idle:
             if name not in self._named:
                 self._named.add(name)
-                setting = OF_LLAMASUP.get(name)
+                setting = setting_of(name)
                 remedy = f"; set {setting} of the model in llamasup's config" if setting else ""
                 _log.warning("The option %s of requests to Ollama's API has no effect%s.", name, remedy)
 

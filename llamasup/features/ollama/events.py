@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llamasup.features.ollama.answers import BrokenAnswer
+from llamasup.features.ollama.answer_format import BrokenAnswer
 
 MAX_EVENT: Final = 4 << 20
 """Bytes of an event; those of llama-server (b11434) have some KiB, with 20 alternatives for a token."""

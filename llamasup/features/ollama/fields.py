@@ -20,26 +20,6 @@ from msgspec.structs import replace
 from llamasup.core.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.core.http.heads import HttpError
 
-__all__ = [
-    "MAX_NUMBER",
-    "Fields",
-    "Refused",
-    "boolean",
-    "decoded",
-    "integer",
-    "is_given",
-    "is_object",
-    "is_text",
-    "keep_alive",
-    "number",
-    "object_of",
-    "objects",
-    "refusal",
-    "source",
-    "text",
-    "texts",
-]
-
 Fields = Mapping[str, msgspec.Raw]
 """An object of JSON whose values are not decoded."""
 

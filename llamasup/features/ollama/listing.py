@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from llamasup.features.ollama.names import shown_name
 from llamasup.features.ollama.requests import Features
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -217,3 +216,19 @@ def _modified_at(model: ListedModel) -> str:
 
 def _utc(at: datetime) -> str:
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+_LATEST: Final = ":latest"
+
+
+def shown_name(id_: str) -> str:
+    """The id of a model with a tag. Clients compare the names of a list with those that users write."""
+    return id_ if ":" in id_ else id_ + _LATEST
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """The names under which a model may be served, the first preferred: ``qwen3:4b`` may be ``qwen3-4b``."""
+    if name.endswith(_LATEST):
+        return name, name.removesuffix(_LATEST)
+    base, colon, tag = name.rpartition(":")
+    return (name, f"{base}-{tag}") if colon else (name,)

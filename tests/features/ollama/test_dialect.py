@@ -20,8 +20,8 @@ from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import Repairs
-from llamasup.features.ollama import answer as answer_module
 from llamasup.features.ollama import events as events_module
+from llamasup.features.ollama import model_answer
 from llamasup.features.ollama.dialect import OllamaDialect
 from tests.core.planning.plans import model
 from tests.core.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
@@ -359,7 +359,7 @@ def test_chunked_whole_answer(rig: Rig) -> None:
 
 
 def test_answer_that_is_too_large_to_hold_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_module, "MAX_BYTES", 10)
+    monkeypatch.setattr(model_answer, "MAX_BYTES", 10)
     client, child = rig.begin(ask("embed", input="hi"))
     child.send(answer(b"x" * 11))
     assert "ask for less at once" in error_of(client, 502)

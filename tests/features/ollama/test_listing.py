@@ -14,7 +14,16 @@ from llamasup.core.models.access import resolved
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.features.ollama.listing import features_of, read_list, read_one, running, shown, tags
+from llamasup.features.ollama.listing import (
+    features_of,
+    read_list,
+    read_one,
+    running,
+    shown,
+    shown_name,
+    spellings,
+    tags,
+)
 from llamasup.features.ollama.requests import Features
 from tests.core.planning.plans import GIB, bert, model
 
@@ -158,3 +167,21 @@ def test_model_without_facts_is_shown() -> None:
 )
 def test_features_are_those_of_the_file_if_it_is_known(entry: Any, features: Features) -> None:
     assert features_of(entry) == features
+
+
+def test_id_without_a_tag_is_shown_as_latest() -> None:
+    assert shown_name("qwen3-4b") == "qwen3-4b:latest"
+    assert shown_name("org/chat:Q4_K_M") == "org/chat:Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tiny", ("tiny",)),
+        ("tiny:latest", ("tiny:latest", "tiny")),
+        ("qwen3:4b", ("qwen3:4b", "qwen3-4b")),
+        ("../x", ("../x",)),
+    ],
+)
+def test_name_has_spellings_in_order(name: str, expected: tuple[str, ...]) -> None:
+    assert spellings(name) == expected

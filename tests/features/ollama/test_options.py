@@ -11,7 +11,11 @@ from llamasup.core.settings.declaration import settings_of
 from llamasup.core.settings.model import ModelSettings
 from llamasup.features.ollama import options
 from llamasup.features.ollama.fields import Fields, Refused, decoded
-from llamasup.features.ollama.options import NUMBERS, OF_LLAMASUP, REMOVED, WHOLE_NUMBERS
+from llamasup.features.ollama.options import OPTIONS, Fixed, Number, Removed, Whole, setting_of
+
+
+def of_kind(kind: type) -> list[str]:
+    return [name for name, option in OPTIONS.items() if isinstance(option, kind)]
 
 
 def fields(value: dict[str, Any]) -> Fields:
@@ -48,30 +52,31 @@ def test_request_without_options_has_no_parameters() -> None:
     assert parameters({}) == parameters({"options": None}) == parameters({"options": {"top_p": None}}) == {}
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", of_kind(Number))
 def test_number_keeps_its_name(name: str) -> None:
     assert parameters({"options": {name: 0.5}}) == {name: 0.5}
     assert name in refused({name: "high"})
 
 
-@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+@pytest.mark.parametrize("name", of_kind(Whole))
 def test_whole_number_has_a_range(name: str) -> None:
-    own, least, most = WHOLE_NUMBERS[name]
-    assert parameters({"options": {name: most}}) == {own: most}
-    for value in (least - 1, most + 1, "5", True, 1.5):
+    option = OPTIONS[name]
+    assert isinstance(option, Whole)
+    assert parameters({"options": {name: option.most}}) == {option.own: option.most}
+    for value in (option.least - 1, option.most + 1, "5", True, 1.5):
         assert name in refused({name: value})
 
 
-@pytest.mark.parametrize("name", OF_LLAMASUP)
+@pytest.mark.parametrize("name", of_kind(Fixed))
 @pytest.mark.parametrize("value", [1, -1, True, "auto"])
 def test_option_that_changes_no_text_is_accepted_without_effect(name: str, value: object) -> None:
-    assert not OF_LLAMASUP[name] or OF_LLAMASUP[name] in settings_of(ModelSettings)
+    assert not setting_of(name) or setting_of(name) in settings_of(ModelSettings)
     for samples in (True, False):
         assert parameters({"options": {name: value}}, samples=samples) == {}
         assert without_effect({"options": {name: value, "seed": None}}, samples=samples) == (name,)
 
 
-@pytest.mark.parametrize("name", REMOVED)
+@pytest.mark.parametrize("name", of_kind(Removed))
 def test_option_that_llama_server_does_not_have_is_refused(name: str) -> None:
     assert f"the option {name} does not exist" in refused({name: True})
 

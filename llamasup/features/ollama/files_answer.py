@@ -16,9 +16,9 @@ from llamasup.core.http.heads import HttpError, response
 from llamasup.core.models.redaction import redact_paths
 from llamasup.core.proxy.translation import Answered, ResponseForm
 from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.features.ollama.answer import JSON, stream_head
-from llamasup.features.ollama.answers import error_line, error_text
+from llamasup.features.ollama.answer_format import error_line, error_text
 from llamasup.features.ollama.events import EVENT, Events
+from llamasup.features.ollama.model_answer import JSON, stream_head
 
 _encode: Final = msgspec.json.Encoder().encode
 _SUCCESS: Final = b'{"status":"success"}\n'

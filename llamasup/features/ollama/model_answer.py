@@ -17,7 +17,7 @@ from llamasup.core.http.heads import HttpError, response, status_line
 from llamasup.core.models.spec import KeepResult
 from llamasup.core.proxy.translation import Answered, ResponseForm
 from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.features.ollama.answers import (
+from llamasup.features.ollama.answer_format import (
     BrokenAnswer,
     Lines,
     Times,
@@ -29,17 +29,6 @@ from llamasup.features.ollama.answers import (
 from llamasup.features.ollama.events import EVENT, Events
 from llamasup.features.ollama.fields import Refused
 from llamasup.features.ollama.requests import Features, OllamaRequest, check_features
-
-__all__ = [
-    "JSON",
-    "Answer",
-    "Keep",
-    "Served",
-    "created_at",
-    "error_response",
-    "sentence_of",
-    "stream_head",
-]
 
 MAX_BYTES: Final = 128 << 20
 """Of an answer that is held until it is complete: the embeddings of some thousand texts. Its translation
@@ -95,7 +84,7 @@ def stream_head(form: ResponseForm) -> bytes:
     return b"".join((status_line(200), _NDJSON, framing, form.lines, end))
 
 
-class Answer:
+class ModelAnswer:
     """A ``Translation``. ``received_at``: when the request arrived (monotonic)."""
 
     __slots__ = (

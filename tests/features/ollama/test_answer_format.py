@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.features.ollama.answers import (
+from llamasup.features.ollama.answer_format import (
     BrokenAnswer,
     Lines,
     Times,
