@@ -14,7 +14,7 @@ from llamasup.core.config import Config
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.settings.model import ModelEntry
 from llamasup.core.settings.sections import Ollama, VirtualEntry
-from llamasup.features.ollama.answers import BrokenAnswer, Lines
+from llamasup.features.ollama.answer_format import BrokenAnswer, Lines
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 

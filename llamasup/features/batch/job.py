@@ -48,20 +48,6 @@ from llamasup.features.batch.progress import Progress
 from llamasup.features.batch.schedule import Window, read_window
 from llamasup.features.batch.threads import in_thread
 
-__all__ = [
-    "Job",
-    "Prepared",
-    "cancel",
-    "find_job",
-    "job_of",
-    "jobs",
-    "locked",
-    "prepare",
-    "register",
-    "runner_of",
-    "status_of",
-]
-
 CANCEL_WAIT_S: Final = 120.0
 """A run that started a llamasup stops it first."""
 _FOLDER: Final = "batches"

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-__all__ = ["in_thread"]
-
 T = TypeVar("T")
 
 

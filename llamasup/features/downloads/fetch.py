@@ -34,16 +34,6 @@ from llamasup.errors import DiskFull, DownloadFailed, LlamasupError, ModelInvali
 from llamasup.features.downloads.client import Answer, DownloadClient
 from llamasup.features.downloads.retries import TransientError
 
-__all__ = [
-    "DownloadTarget",
-    "FileDownload",
-    "ListingChanged",
-    "ProgressListener",
-    "check_space",
-    "inspect_remote",
-    "is_in_place",
-]
-
 # One write of this size to the disk cache takes about 0.2 ms.
 _WRITE_BYTES = 1 << 20
 _HASH_STEP = 64 << 20  # hashed in one call in a thread, about 0.1 s

@@ -17,8 +17,6 @@ from llamasup.core.hub.reference import Ref, RepoRef, shown_url
 from llamasup.core.system.text import INVALID_JSON, printable
 from llamasup.errors import AccessDenied, DownloadFailed, LlamasupError, ModelMissing
 
-__all__ = ["is_transient", "next_page", "read_page", "refusal"]
-
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*rel="?next"?')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_MESSAGE = 200

@@ -38,8 +38,6 @@ from llamasup.errors import (
     UsageInvalid,
 )
 
-__all__ = ["DownloadSettings", "Downloads"]
-
 # Two downloads use the network and the disk fully; a third one would slow them down.
 _MAX_PARALLEL = 2
 # With downloads on demand, clients can name any model.

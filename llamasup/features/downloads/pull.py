@@ -48,8 +48,6 @@ from llamasup.features.downloads.hub_responses import next_page, read_page
 from llamasup.features.downloads.retries import RetryPolicy
 from llamasup.features.downloads.url_policy import UrlPolicy
 
-__all__ = ["Choosing", "DownloadOptions", "PullListener", "pull"]
-
 # A page of 1,000 files has about 300 KB. No repository of a model has a million files.
 _MAX_PAGE_BYTES = 8 << 20
 _MAX_PAGES = 50

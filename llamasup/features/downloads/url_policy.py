@@ -13,8 +13,6 @@ from msgspec import Struct
 from llamasup.core.hub.reference import origin_of, shown_url
 from llamasup.errors import DownloadRefused
 
-__all__ = ["UrlPolicy", "is_loopback_host", "is_public"]
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # The assigned IPv6 addresses. Outside are local translations to IPv4 (64:ff9b:1::/48, ::/96), site-local

@@ -30,20 +30,6 @@ from llamasup.features.systemd.unit_file import (
     own_folders,
 )
 
-__all__ = [
-    "CREDENTIALS",
-    "Account",
-    "Obstacles",
-    "Requirements",
-    "build_unit",
-    "check_service_address",
-    "plain_path",
-    "program_paths",
-    "runtime_argument",
-    "with_real_paths",
-    "written_folders",
-]
-
 _MIN_FREE_PORT = 1024
 _MAX_REASONS = 8  # a split model has many files
 CREDENTIALS: Mapping[str, str] = {

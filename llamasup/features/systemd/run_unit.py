@@ -33,8 +33,6 @@ from llamasup.features.systemd.installation import (
 )
 from llamasup.features.systemd.unit_file import Credential, Unit, checked_name, name_for
 
-__all__ = ["ServiceRequest", "model_paths", "unit_for"]
-
 _CREDENTIALS = {name: option for name, option in CREDENTIALS.items() if name != "token_file"}
 
 

@@ -37,8 +37,6 @@ from llamasup.features.systemd.installation import (
 from llamasup.features.systemd.run_unit import model_paths
 from llamasup.features.systemd.unit_file import Credential, Unit, is_hidden, is_home, own_folders
 
-__all__ = ["ServeRequest", "serve_unit", "service_environment"]
-
 
 class ServeRequest(Struct, frozen=True, kw_only=True):
     """The options of ``llamasup service install --config``.

@@ -15,18 +15,6 @@ from msgspec.structs import replace
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.supervision.states import State
 
-__all__ = [
-    "EXTENSION_S",
-    "ServiceStatus",
-    "exited",
-    "heartbeat",
-    "reloaded",
-    "reloading",
-    "serving",
-    "state_changed",
-    "stopping",
-]
-
 EXTENSION_S = 60.0
 """The extra time that each heartbeat of a starting service requests. A load may take any time while it makes
 progress (S6), and llamasup itself ends a load that does not; systemd only detects a hanging event loop."""

@@ -18,8 +18,6 @@ from llamasup.core.system.storage.folders import atomic_write
 from llamasup.errors import ServiceManagerFailed, UnitNotOurs
 from llamasup.features.systemd.unit_file import is_ours
 
-__all__ = ["Units", "gpu_groups", "systemd_version", "unreadable_by_others", "unwritable_by_others"]
-
 _TIMEOUT_S = 120.0
 _SYSTEM_FOLDER = Path("/etc/systemd/system")
 _PROPERTIES = (

@@ -17,20 +17,6 @@ from msgspec import Struct
 from llamasup.core.settings.names import names_of
 from llamasup.errors import UsageInvalid
 
-__all__ = [
-    "MARKER",
-    "Credential",
-    "Unit",
-    "checked_name",
-    "is_hidden",
-    "is_home",
-    "is_ours",
-    "name_for",
-    "odd_names",
-    "own_folders",
-    "unit_text",
-]
-
 MARKER = "# Written by llamasup service install. Uninstall removes a file only if it begins with this line."
 
 # The sockets of a run lie below /run/llamasup/NAME/PID-RANDOM and must stay under 108 bytes.

@@ -35,8 +35,6 @@ from llamasup.features.tuning.workload import (
     middle_of,
 )
 
-__all__ = ["PAIRS_IN_ROUND", "Comparison", "TimeOver", "TooLossy"]
-
 T = TypeVar("T")
 
 _FIRST_START_S = 600.0

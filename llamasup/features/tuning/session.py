@@ -55,8 +55,6 @@ from llamasup.features.tuning.search import (
 from llamasup.features.tuning.trial import TrialFailed
 from llamasup.features.tuning.workload import STATED_MIX, Block, Lengths, Measurement, middle_of
 
-__all__ = ["Options", "Progress", "SavedSearch", "Session", "new_search"]
-
 # Of the time of the tuning: the block of a measurement. About 100 pairs and 20 rounds fit in the rest.
 _BLOCK_SHARE = 1 / 300
 _SHORTEST_BLOCK_S, _LONGEST_BLOCK_S = 0.05, 10.0

@@ -39,8 +39,6 @@ from llamasup.features.tuning.workload import (
     prompt_tokens,
 )
 
-__all__ = ["Trial", "TrialFailed", "TrialTimedOut", "spawn_trial"]
-
 T = TypeVar("T")
 
 _BROKEN = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)

@@ -12,8 +12,6 @@ from llamasup.core.pool.estimate import SizedModel, estimate_model, share_of, wi
 from llamasup.errors import LlamasupError
 from llamasup.features.upgrade.plans import PlanChange, flag_changes
 
-__all__ = ["compare"]
-
 _MEASURES = "--verbosity"  # the first start of each build measures its memory
 _NOWHERE = Path("/nonexistent")
 

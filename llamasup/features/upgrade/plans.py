@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.errors import LlamasupError
 
-__all__ = ["Candidate", "FlagChange", "PlanChange", "choose", "flag_changes"]
-
 
 class FlagChange(Struct, frozen=True):
     """A changed flag. ``before`` and ``after`` are its values: "" for a switch, None if it is not passed."""

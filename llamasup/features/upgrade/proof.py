@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
     from llamasup.core.supervision.states import Instance
 
-__all__ = ["prove"]
 
 _ANSWER = 16  # tokens; a longer text makes differences between two good builds more likely
 _WORDS = (12, 24, 48, 96)  # of the prompts, cut to the context

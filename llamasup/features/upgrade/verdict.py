@@ -27,27 +27,6 @@ from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Interval,
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import BuildRefused, BuildUnproven
 
-__all__ = [
-    "LEAST_AGREEMENT",
-    "LEAST_SPEED",
-    "MOST_GROWTH_BYTES",
-    "MOST_REQUESTS",
-    "PROMPTS",
-    "REQUESTS",
-    "WATCH_S",
-    "Accepted",
-    "Pair",
-    "Refused",
-    "Step",
-    "Trial",
-    "after_crashes",
-    "agreement",
-    "next_step",
-    "refusal",
-    "shown_failure",
-    "speed_of",
-]
-
 REQUESTS = 100
 """That the new build must answer."""
 MOST_REQUESTS = 300

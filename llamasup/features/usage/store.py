@@ -24,15 +24,6 @@ from llamasup.features.usage.ledger import Group, Sums
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = [
-    "CorruptFile",
-    "UsageFileUnusable",
-    "move_aside",
-    "read_rows",
-    "save",
-    "today",
-    "usage_file",
-]
 
 FILE_NAME: Final = "usage.sqlite"
 VERSION: Final = 1
