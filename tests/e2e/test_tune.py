@@ -16,8 +16,7 @@ from llamasup.core.planning.measured.tuned_store import load_results, save_resul
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.errors import FolderUnusable
-from llamasup.features.tuning.store import only_tuning
-from llamasup.features.tuning.tune import keep
+from llamasup.features.tuning.tune import keep, only_tuning
 from tests.e2e.driver import run_to_end
 from tests.kit.children import NewChildren
 from tests.kit.kept_results import kept_for

@@ -265,7 +265,7 @@ class _UnitArguments:
         return Account(of_user=self.values["user"], run_as=self.values["run_as"])
 
     def _run_unit(self, model: str) -> Unit:
-        from llamasup.features.systemd.run_unit import ServiceRequest, unit_for
+        from llamasup.features.systemd.service_units import ServiceRequest, run_unit
 
         options = (*o.LISTENING.options, *o.SERVING.options, *o.LOGGING.options)
         name = self.values["name"]
@@ -278,7 +278,7 @@ class _UnitArguments:
             name=name,
             account=self._account,
         )
-        return unit_for(request, os.environ)
+        return run_unit(request, os.environ)
 
     def _serve_unit(self) -> Unit:
         from llamasup.cli.commands.serve import with_overrides
@@ -286,7 +286,7 @@ class _UnitArguments:
         from llamasup.core.config.sources import find_config
         from llamasup.core.system.storage.paths import expanded
         from llamasup.features.systemd.installation import Obstacles, plain_path
-        from llamasup.features.systemd.serve_unit import ServeRequest, serve_unit, service_environment
+        from llamasup.features.systemd.service_units import ServeRequest, serve_unit, service_environment
 
         obstacles, values = Obstacles(), self.values
         name = values["name"] or _SERVE_NAME

@@ -204,7 +204,7 @@ def _forget(view: View, model: str, *, as_json: bool) -> None:
     from llamasup.core.planning.measured.tuned import KeptResults
     from llamasup.core.planning.measured.tuned_store import load_results, save_results
     from llamasup.core.system.storage.fact_cache import FileIdentity
-    from llamasup.features.tuning.store import only_tuning, store_search
+    from llamasup.features.tuning.tune import only_tuning, store_search
 
     path, _ = read_given(model)
     identity = FileIdentity.of(path)

@@ -12,6 +12,8 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Final
 
+from msgspec import Struct
+
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.core.http.heads import HttpError, response, status_line
 from llamasup.core.models.spec import KeepResult
@@ -41,20 +43,13 @@ _NDJSON: Final = b"Content-Type: application/x-ndjson\r\n"
 Keep = Callable[[str, float | None, int], KeepResult]
 
 
-class Served:
+class Served(Struct, frozen=True):
     """The models, as an answer needs them. ``features_of``: what the model of this id can do. ``keep``: lets
     the model of an id stay loaded for some seconds (``Pool.keep``).
     """
 
-    __slots__ = ("features_of", "keep")
-
-    def __init__(
-        self,
-        features_of: Callable[[str], Features],
-        keep: Keep,
-    ) -> None:
-        self.features_of = features_of
-        self.keep = keep
+    features_of: Callable[[str], Features]
+    keep: Keep
 
 
 def created_at() -> bytes:
@@ -110,8 +105,8 @@ class ModelAnswer:
         self._served = served
         self._status = 0
         self._form = ResponseForm(b"")
-        self._write: Callable[[bytes], None] = _write_nothing
-        self._end: Callable[[], None] = _end_nothing
+        self._write: Callable[[bytes], None] = _has_not_begun
+        self._end: Callable[[], None] = _has_not_begun
         self._lines: Lines | None = None
         self._events = Events()
         self._failed = False  # the stream has ended with an error
@@ -227,9 +222,5 @@ class ModelAnswer:
             return Answered(500, complete=False), error_line(str(error))
 
 
-def _write_nothing(_data: bytes) -> None:
-    raise AssertionError("the answer has not begun")
-
-
-def _end_nothing() -> None:
+def _has_not_begun(_data: bytes = b"") -> None:
     raise AssertionError("the answer has not begun")

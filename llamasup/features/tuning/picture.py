@@ -48,9 +48,7 @@ def picture(search: Search, title: str) -> str:
 
 
 def _lines(search: Search) -> Iterator[_Line]:
-    entries = [*search.entries, *([search.combined] if search.combined is not None else [])]
-    for entry in entries:
-        yield _of_entry(entry)
+    yield from map(_of_entry, search.screened)
     taken = result(search)
     for proof in search.proofs:
         if proof.ratios:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -52,7 +51,7 @@ def report_as_json(
         "drift": None if found.drift is None else round(found.drift, 3),
         "default": measurement_as_json(found.default),
         "tuned": measurement_as_json(found.tuned) if found.tuned is not None and is_taken else None,
-        "candidates": [_entry_as_json(one) for one in _entries(found.search)],
+        "candidates": [_entry_as_json(one) for one in found.search.screened],
     }
 
 
@@ -100,10 +99,6 @@ def kept_line(kept: Kept) -> str:
     if kept.changes == NO_CHANGES:
         return f"nothing was better ({kept.trials} pairs, {kept.date})"
     return f"{kept.changes}: at least {kept.lower:.2f} ×, {kept.measured.why}"
-
-
-def _entries(search: Search) -> Sequence[Entry]:
-    return (*search.entries, *([search.combined] if search.combined is not None else []))
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:

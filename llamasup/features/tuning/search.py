@@ -75,6 +75,11 @@ class Search(msgspec.Struct, frozen=True):
     combined: Entry | None = None
     proofs: tuple[Proof, ...] = ()
 
+    @property
+    def screened(self) -> tuple[Entry, ...]:
+        """The candidates, and their combination if there is one."""
+        return self.entries if self.combined is None else (*self.entries, self.combined)
+
 
 class Screen(Struct, frozen=True):
     """Compare this candidate with the default in ``pairs`` pairs."""
@@ -193,8 +198,7 @@ def proven(proof: Proof) -> Interval:
 
 def trials(search: Search) -> int:
     """Return how many pairs and rounds were measured."""
-    entries = [*search.entries, *([search.combined] if search.combined else [])]
-    return sum(len(one.ratios) for one in entries) + sum(len(one.ratios) for one in search.proofs)
+    return sum(len(one.ratios) for one in search.screened) + sum(len(one.ratios) for one in search.proofs)
 
 
 # --- transitions ---------------------------------------------------------------------------------

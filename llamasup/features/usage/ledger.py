@@ -46,16 +46,13 @@ class Sums(Struct):
     energy_uj: int | None = None
 
     def add(self, other: Sums) -> None:
-        self.requests += other.requests
-        self.errors += other.errors
-        self.tokens_prompt += other.tokens_prompt
-        self.tokens_cached += other.tokens_cached
-        self.tokens_completion += other.tokens_completion
-        self.tokens_estimated += other.tokens_estimated
-        self.unreported += other.unreported
-        self.slot_us += other.slot_us
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.energy_uj is not None:
             self.energy_uj = (self.energy_uj or 0) + other.energy_uj
+
+
+COUNTS: Final = tuple(name for name in Sums.__struct_fields__ if name != "energy_uj")
 
 
 def key_of(client: str) -> str:

@@ -19,7 +19,7 @@ from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import device_and_inode, state_folder
 from llamasup.core.system.text import path_text
 from llamasup.errors import FolderUnusable
-from llamasup.features.usage.ledger import Group, Sums
+from llamasup.features.usage.ledger import COUNTS, Group, Sums
 
 if TYPE_CHECKING:
     import sqlite3
@@ -49,7 +49,7 @@ CREATE TABLE usage (
 ) WITHOUT ROWID
 """
 _SUMS: Final = Sums.__struct_fields__
-_ADD = ", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS if name != "energy_uj")
+_ADD = ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
 _INSERT = f"""
 INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(_SUMS))})
 ON CONFLICT DO UPDATE SET {_ADD}, energy_uj = CASE WHEN excluded.energy_uj IS NULL THEN energy_uj

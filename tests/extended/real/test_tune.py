@@ -39,9 +39,8 @@ from llamasup.features.tuning.candidates import Candidate, Purpose, default_prof
 from llamasup.features.tuning.comparison import Comparison
 from llamasup.features.tuning.report import SessionResult
 from llamasup.features.tuning.search import begin, begin_proof
-from llamasup.features.tuning.store import saved_search
 from llamasup.features.tuning.trial import Trial
-from llamasup.features.tuning.tune import keep, tune
+from llamasup.features.tuning.tune import keep, saved_search, tune
 from llamasup.features.tuning.workload import Lengths
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.e2e.service import serving
