@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +21,7 @@ from msgspec import Struct
 
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import DiskFull, LlamasupError, OutputFailed
-from llamasup.features.batch.database import is_full, transaction
+from llamasup.features.batch.database import Database, is_full
 from llamasup.features.batch.lines import (
     MAX_LINE_BYTES,
     PromptTemplate,
@@ -125,7 +124,7 @@ def fingerprint(line: bytes) -> bytes:
     return blake2b(line, digest_size=_HASH_BYTES).digest()
 
 
-class Index:
+class Index(Database):
     """Opens or creates the file; ``readonly``: it exists, and stays as it is. Use it as a context manager."""
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
@@ -183,9 +182,8 @@ class Index:
     # --- facts
 
     def fact(self, name: str) -> str | int | None:
-        with self._mapped_errors():
-            row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0]
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return rows[0][0] if rows else None
 
     def set_fact(self, name: str, value: str | int) -> None:
         with self._mapped_errors():
@@ -198,8 +196,7 @@ class Index:
         return value if isinstance(value, int) else 0
 
     def counts(self) -> Counts:
-        with self._mapped_errors():
-            rows = self._db.execute("SELECT state, count(*) FROM lines GROUP BY state").fetchall()
+        rows = self._rows("SELECT state, count(*) FROM lines GROUP BY state")
         by_state = {LineState(state): count for state, count in rows}
         return Counts(
             sum(by_state.values()),
@@ -210,10 +207,7 @@ class Index:
 
     def models(self) -> Sequence[tuple[str, int, int]]:
         """Each model that a line names, with the number of its first line and the count of its lines."""
-        with self._mapped_errors():
-            return self._db.execute(
-                "SELECT model, min(number), count(*) FROM lines GROUP BY model ORDER BY 2"
-            ).fetchall()
+        return self._rows("SELECT model, min(number), count(*) FROM lines GROUP BY model ORDER BY 2")
 
     # --- reading the input
 
@@ -323,37 +317,31 @@ class Index:
     def next_model(self, state: LineState, after: str | None) -> str | None:
         """The next model that has lines in this state."""
         beyond = "" if after is None else "AND model > ?"
-        with self._mapped_errors():
-            row = self._db.execute(
-                f"SELECT model FROM lines WHERE state = ? {beyond} ORDER BY model LIMIT 1",  # noqa: S608
-                (int(state), *(() if after is None else (after,))),
-            ).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._rows(
+            f"SELECT model FROM lines WHERE state = ? {beyond} ORDER BY model LIMIT 1",  # noqa: S608
+            *(int(state), *(() if after is None else (after,))),
+        )
+        return str(rows[0][0]) if rows else None
 
     def lines_of(
         self, model: str, state: LineState, after: tuple[bytes, int] | None, limit: int
     ) -> list[IndexedLine]:
         """The next lines of a model in this state, in the order of the batch. ``after``: a ``place``."""
         beyond = "" if after is None else "AND (prefix, number) > (?, ?)"
-        with self._mapped_errors():
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM lines WHERE state = ? AND model = ? {beyond}"  # noqa: S608
-                " ORDER BY prefix, number LIMIT ?",
-                (int(state), model, *(after or ()), limit),
-            ).fetchall()
+        rows = self._rows(
+            f"SELECT {_COLUMNS} FROM lines WHERE state = ? AND model = ? {beyond}"  # noqa: S608
+            " ORDER BY prefix, number LIMIT ?",
+            *(int(state), model, *(after or ()), limit),
+        )
         return [IndexedLine(*row) for row in rows]
 
     def left(self) -> Iterator[IndexedLine]:
         """All lines that are not over, by number."""
         after = 0
-        with self._mapped_errors():
-            while rows := self._db.execute(
-                f"SELECT {_COLUMNS} FROM lines WHERE number > ? AND state IN (0, 3)"  # noqa: S608
-                " ORDER BY number LIMIT 256",
-                (after,),
-            ).fetchall():
-                yield from (IndexedLine(*row) for row in rows)
-                after = rows[-1][0]
+        query = f"SELECT {_COLUMNS} FROM lines WHERE number > ? AND state IN (0, 3) ORDER BY number LIMIT 256"  # noqa: S608
+        while rows := self._rows(query, after):
+            yield from (IndexedLine(*row) for row in rows)
+            after = rows[-1][0]
 
     def save(
         self,
@@ -405,30 +393,18 @@ class Index:
         self._db.execute("DROP INDEX IF EXISTS ordered")
         self._db.execute("CREATE INDEX ordered ON lines (state, model, prefix, number)")
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._mapped_errors(), transaction(self._db):
-            yield
-
-    @contextmanager
-    def _mapped_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if is_full(error):
-                raise DiskFull(
-                    f"No space is left for the index {str(self.path)!r}.",
-                    remedy="Free some space, and run the same command again: it continues.",
-                ) from None
-            raise OutputFailed(
-                f"The index {str(self.path)!r} cannot be used: {error}.",
-                remedy="Make its folder writable. If it is damaged, remove it: the output has all answers.",
-            ) from None
-        except OSError as error:
-            raise OutputFailed(
-                f"The index {str(self.path)!r} cannot be used: {error.strerror or error}.",
-                remedy="Make its folder writable, or write to another output (-o).",
-            ) from None
+    def _failed(self, error: sqlite3.Error | OSError) -> LlamasupError:
+        if is_full(error):
+            return DiskFull(
+                f"No space is left for the index {str(self.path)!r}.",
+                remedy="Free some space, and run the same command again: it continues.",
+            )
+        reason: object = error
+        remedy = "Make its folder writable. If it is damaged, remove it: the output has all answers."
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            remedy = "Make its folder writable, or write to another output (-o)."
+        return OutputFailed(f"The index {str(self.path)!r} cannot be used: {reason}.", remedy=remedy)
 
 
 def _invalid(mistakes: Sequence[tuple[int, str]]) -> BatchInvalid:

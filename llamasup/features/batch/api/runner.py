@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
@@ -65,6 +65,7 @@ _BUG: Final = LineMistake("internal_error", "this batch has met a bug of llamasu
 _KEY_GONE: Final = LineMistake("key_removed", "the API key of this batch has been removed")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def epoch_s() -> int:
@@ -125,8 +126,7 @@ class BatchService:
         return await receive_file(store, self._thread, self._settings, owner, content_type, body, epoch_s())
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
-        store = await self._opened()
-        found = await self._call(store.file, owner, file_id)
+        found = await self._stored(Store.file, owner, file_id)
         if found is None:
             raise FileUnknown(
                 f"There is no file {file_id[:100]!r}.", remedy="GET /v1/files lists your files."
@@ -139,37 +139,34 @@ class BatchService:
 
     async def files(self, owner: str, **page: Any) -> Sequence[StoredFile]:
         """Return a page of the client's files, as ``Store.files`` does."""
-        store = await self._opened()
-        return await self._call(lambda: store.files(owner, **page))
+        return await self._stored(Store.files, owner, **page)
 
     async def delete(self, owner: str, file_id: str) -> None:
-        store = await self._opened()
         file = await self.file(owner, file_id)
-        if await self._call(store.is_in_use, file.id):
+        if await self._stored(Store.is_in_use, file.id):
             raise Conflict(
                 f"A batch reads the file {file_id!r}.", remedy="Cancel the batch, or wait for its end."
             )
-        await self._call(store.remove_file, file.id)
+        await self._stored(Store.remove_file, file.id)
 
     # --- batches
 
     async def create(self, owner: str, asked: NewBatch) -> StoredBatch:
-        store, most = await self._opened(), self._settings.max_batches
+        most = self._settings.max_batches
         file = await self.file(owner, asked.input_file_id)
-        if await self._call(store.count_unfinished, owner) >= most:
+        if await self._stored(Store.count_unfinished, owner) >= most:
             raise StorageLimit(
                 f"You have {most} batches that are not over, the most that may wait.",
                 remedy="Wait until one is over, or cancel one.",
             )
         batch = new_batch(asked, new_batch_id(), file, epoch_s())
-        await self._call(store.save_batch, batch)
+        await self._stored(Store.save_batch, batch)
         self._wake.set()
         return batch
 
     async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
         """Return a batch. With ``owner`` None, it may be that of any client."""
-        store = await self._opened()
-        found = await self._call(store.batch, owner, batch_id)
+        found = await self._stored(Store.batch, owner, batch_id)
         if found is None:
             raise BatchUnknown(
                 f"There is no batch {batch_id[:100]!r}.", remedy="GET /v1/batches lists your batches."
@@ -177,13 +174,11 @@ class BatchService:
         return self._live(found)
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> Sequence[StoredBatch]:
-        store = await self._opened()
-        found = await self._call(lambda: store.batches(owner, after=after, limit=limit))
+        found = await self._stored(Store.batches, owner, after=after, limit=limit)
         return [self._live(batch) for batch in found]
 
     async def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
-        store = await self._opened()
-        return [self._live(batch) for batch in await self._call(store.batches_of_all, limit)]
+        return [self._live(batch) for batch in await self._stored(Store.batches_of_all, limit)]
 
     async def cancel(self, owner: str | None, batch_id: str) -> StoredBatch:
         """Cancel a batch. With ``owner`` None, an operator cancels that of any client."""
@@ -334,9 +329,8 @@ class BatchService:
             engine = self._engine = prepared.run(client, EngineOptions(only_between=self._window))
             if self._stopping or self._is_cancelled:
                 engine.stop()
-            watching = asyncio.get_running_loop().create_task(
-                self._watch(store, engine, borrowed), name="batches/end"
-            )
+            watch = self._watch(store, engine, borrowed)
+            watching = asyncio.get_running_loop().create_task(watch, name="batches/end")
             try:
                 counts = await engine.run()
             finally:
@@ -400,13 +394,7 @@ class BatchService:
             batch = self._change(status="finalizing")
         results = {
             kind: StoredFile(
-                *(
-                    new_file_id(),
-                    batch.owner,
-                    "batch_output",
-                    f"{batch.id}_{kind}.jsonl",
-                    0,
-                ),
+                *(new_file_id(), batch.owner, "batch_output", f"{batch.id}_{kind}.jsonl", 0),
                 *(now_s, now_s + self._settings.keep_days * DAY_S),
             )
             for kind in ("output", "error")
@@ -440,6 +428,12 @@ class BatchService:
         if self._opening is None or self._stopping:
             raise Stopping("The batches are not available now.", remedy="Try again shortly.")
         return await asyncio.shield(self._opening)
+
+    async def _stored(
+        self, method: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a method of the store, once it is open."""
+        return await self._call(partial(method, await self._opened(), *args, **kwargs))
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call the function in the thread of the store."""

@@ -13,16 +13,16 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from llamasup.core.settings.sections import Batches
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import Claimed, claim_file, given_folder, private_folder
-from llamasup.errors import Conflict, DiskFull, FolderUnusable
+from llamasup.errors import Conflict, DiskFull, FolderUnusable, LlamasupError
 from llamasup.features.batch.api.objects import ENDED, StoredBatch, StoredFile, check_room
-from llamasup.features.batch.database import is_full, transaction
+from llamasup.features.batch.database import Database, is_full
 
 __all__ = ["DATABASE", "Store", "new_batch_id", "new_file_id"]
 
@@ -52,7 +52,7 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(12)}"
 
 
-class Store:
+class Store(Database):
     """Opens or creates the folder. Raises Conflict if another llamasup uses it, and FolderUnusable."""
 
     def __init__(self, folder: Path) -> None:
@@ -293,27 +293,11 @@ class Store:
                 if _IS_RUN(path.name) and path.name not in unfinished:
                     self.remove_run(path.name)
 
-    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._mapped_errors():
-            return self._db.execute(query, values).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._mapped_errors(), transaction(self._db):
-            yield
-
-    @contextmanager
-    def _mapped_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if is_full(error):
-                raise DiskFull(
-                    f"No space is left in {str(self.folder)!r}.", remedy="Free some space, and try again."
-                ) from None
-            raise self._unusable(str(error)) from None
-        except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from None
+    def _failed(self, error: sqlite3.Error | OSError) -> LlamasupError:
+        if is_full(error):
+            text = f"No space is left in {str(self.folder)!r}."
+            return DiskFull(text, remedy="Free some space, and try again.")
+        return self._unusable(getattr(error, "strerror", None) or str(error))
 
     def _unusable(self, reason: str) -> FolderUnusable:
         return FolderUnusable(
