@@ -24,8 +24,16 @@ from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable, generation_ended
 from llamasup.core.queueing.wait_estimate import retry_after_s
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
-from llamasup.features.peers.choice import Choice, Where, choose_side
-from llamasup.features.peers.groups import RETRY_S, ModelGroup, cold_choice, warm, why_not_served
+from llamasup.features.peers.groups import (
+    RETRY_S,
+    Choice,
+    ModelGroup,
+    Where,
+    choose_side,
+    cold_choice,
+    warm,
+    why_not_served,
+)
 from llamasup.features.peers.known import KnownNode
 
 COLD_PERMITS: Final = 1  # of a node that has to load the model first

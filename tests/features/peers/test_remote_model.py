@@ -15,8 +15,7 @@ from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
-from llamasup.features.peers.choice import Where, choose_side
-from llamasup.features.peers.groups import ModelGroup
+from llamasup.features.peers.groups import ModelGroup, Where, choose_side
 from llamasup.features.peers.known import KnownNode, NodeState
 from llamasup.features.peers.membership import Peer
 from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
