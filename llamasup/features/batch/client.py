@@ -103,9 +103,7 @@ def position_of(server_timing: str) -> int | None:
 
 
 class BatchClient:
-    """A client of the llamasup at ``url``; with ``socket``, over its Unix socket. Each request has
-    ``headers``.
-    """
+    """A client of the llamasup at ``url``; with ``socket``, over its Unix socket."""
 
     def __init__(
         self,
@@ -113,10 +111,9 @@ class BatchClient:
         *,
         api_key: str | None = None,
         socket: str | None = None,
-        headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
-        sent = {"content-type": "application/json", "x-llamasup-priority": "batch", **(headers or {})}
+        sent = {"content-type": "application/json", "x-llamasup-priority": "batch"}
         if api_key is not None:
             sent["authorization"] = f"Bearer {api_key}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

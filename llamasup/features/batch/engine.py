@@ -72,7 +72,7 @@ _WINDOW_CHECK_S: Final = 30.0  # the clock may be set
 
 
 class BatchStopped(LlamasupError):
-    """The batch cannot go on now. All finished lines are saved."""
+    """The batch cannot continue now. All finished lines are saved."""
 
     exit_code = 75
     http_status = 503
@@ -90,7 +90,7 @@ class EngineOptions(Struct, frozen=True):
 
 
 class _Attempt:
-    """A line that is not over, with what happened to it in this run."""
+    """An unfinished line, with what happened to it in this run."""
 
     __slots__ = ("alone", "alone_crashes", "asked_again", "drops", "limited_s", "line", "tries")
 
@@ -105,7 +105,7 @@ class _Attempt:
 
 
 class _Model:
-    """The next lines of a model. ``left``: those that were fetched and are not over.
+    """The next lines of a model. ``left``: how many were fetched and are not finished.
 
     ``refused_since_s``: since when the model refuses all lines; infinity: it does not.
     """
@@ -156,7 +156,7 @@ class BatchRun:
         self.progress = Progress()
         self._answer_s: float | None = None  # how long an answer takes, with its wait in the queue
         self._limit = float(options.concurrency or FIRST_LIMIT)
-        self._models: dict[str, _Model] = {}  # with lines that are not over, in the order of the batch
+        self._models: dict[str, _Model] = {}  # with unfinished lines, in the order of the batch
         self._last_model: str | None = None
         self._all_models = False
         self._delayed: list[tuple[float, int, _Attempt]] = []
@@ -299,9 +299,9 @@ class BatchRun:
             model.place = lines[-1].place
             model.ready.extend(_Attempt(line, alone=self._runs_aside) for line in lines)
             model.left += len(lines)
-        self._drop_if_over(model)
+        self._drop_if_finished(model)
 
-    def _drop_if_over(self, model: _Model) -> None:
+    def _drop_if_finished(self, model: _Model) -> None:
         if model.all_fetched and not model.left:
             del self._models[model.name]
 
@@ -377,8 +377,8 @@ class BatchRun:
         if isinstance(decision, Aside):
             self._states.append((LineState.ASIDE, attempt.line.number))
         else:
-            self._over(attempt, answer, wrong, poison=decision.poison)
-        self._drop_if_over(model)
+            self._finish(attempt, answer, wrong, poison=decision.poison)
+        self._drop_if_finished(model)
         if refusal is None and self._options.concurrency is None:
             self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
 
@@ -410,7 +410,7 @@ class BatchRun:
         else:
             model.ready.appendleft(attempt)
 
-    def _over(self, attempt: _Attempt, answer: Answer, wrong: str | None, *, poison: bool) -> None:
+    def _finish(self, attempt: _Attempt, answer: Answer, wrong: str | None, *, poison: bool) -> None:
         line, refusal = attempt.line, answer.refusal
         id_ = f"{self._id_prefix}_{line.number}"
         if poison and refusal is not None:

@@ -1,6 +1,6 @@
 """The index of a batch: its lines, and which of them are finished. A SQLite file next to the output.
 
-The output is the truth: a line is over when the output has it. The index follows, and ``Output`` tells it
+The output is the truth: a line is finished when the output has it. The index follows, and ``Output`` tells it
 what the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
 
 All methods block. One thread at a time may call them.
@@ -111,12 +111,12 @@ class Counts(Struct, frozen=True):
     aside: int = 0
 
     @property
-    def over(self) -> int:
+    def finished(self) -> int:
         return self.done + self.failed
 
     @property
     def left(self) -> int:
-        return self.total - self.over
+        return self.total - self.finished
 
 
 def fingerprint(line: bytes) -> bytes:
@@ -221,11 +221,11 @@ class Index(Database):
         only_url: str | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Take over the lines of the input; those that are over stay so. All or nothing.
+        """Take over the lines of the input; finished lines stay finished. All or nothing.
 
         ``only_url``: that of all lines. ``on_progress`` gets the bytes read, about once in 256 KiB, and may
         end the reading with an error. Raises BatchInvalid with the mistakes by line, and InputChanged if a
-        line that is over differs now.
+        finished line differs now.
         """
         mistakes: list[tuple[int, str]] = []
         count = reported = 0
@@ -295,7 +295,7 @@ class Index(Database):
         return None
 
     def _check_changed(self) -> None:
-        """Raises InputChanged if a line that is over is gone, or has another text."""
+        """Raises InputChanged if a finished line is gone, or has another text."""
         changed = self._db.execute(
             "SELECT old.custom_id, fresh.number FROM lines AS old"
             " LEFT JOIN fresh ON fresh.custom_id = old.custom_id"
@@ -336,7 +336,7 @@ class Index(Database):
         return [IndexedLine(*row) for row in rows]
 
     def left(self) -> Iterator[IndexedLine]:
-        """All lines that are not over, by number."""
+        """All unfinished lines, by number."""
         after = 0
         query = f"SELECT {_COLUMNS} FROM lines WHERE number > ? AND state IN (0, 3) ORDER BY number LIMIT 256"  # noqa: S608
         while rows := self._rows(query, after):
@@ -360,13 +360,13 @@ class Index(Database):
     # --- taking over what the output has
 
     def forget_output(self) -> None:
-        """The output is gone, or shorter than before: no line is over."""
+        """Forget which lines are finished: the output is gone, or shorter than before."""
         with self._transaction():
             self._db.execute("UPDATE lines SET state = 0 WHERE state IN (1, 2)")
             self.set_fact("output_bytes", 0)
 
     def take_over(self, lines: Iterator[tuple[str, bool, int]], path: Path) -> None:
-        """The output has these lines beyond ``output_bytes``: id, whether it is an answer, and the end.
+        """Take over lines of the output beyond ``output_bytes``: id, whether it is an answer, and the end.
 
         Raises OutputFailed if one belongs to another batch, or is there twice.
         """

@@ -141,7 +141,7 @@ class Output:
                 end += written
             os.fsync(self._fd)
         except OSError as error:
-            # The next start would remove a torn line, too; but a reader should not see one until then.
+            # The next start also removes a torn line, but no reader should see one until then.
             os.ftruncate(self._fd, self.end)
             raise self._failed(error) from None
         self.end = end

@@ -22,7 +22,7 @@ PREEMPTED: Final = "batch_preempted"
 """The cause of the proxy for a request that it ended for another client."""
 POISON: Final = "poison_request"
 """The cause of the proxy for a request that has ended its server twice."""
-_OF_LANE: Final = "batch_"  # so begin the causes of the proxy for requests that give way
+_OF_LANE: Final = "batch_"  # the causes of the proxy for requests that yield begin so
 UNREACHABLE: Final = "unreachable"
 """The cause, of status 0, if no connection to llamasup could be made."""
 _FIRST_DELAY_S: Final = 1.0
@@ -62,7 +62,7 @@ class Ended(Struct, frozen=True):
     alone: bool = False
 
 
-class Over(Struct, frozen=True):
+class Finished(Struct, frozen=True):
     """The line gets its answer, or the error as its line."""
 
     poison: bool = False
@@ -96,7 +96,7 @@ class Stop(Struct, frozen=True):
     """The run ends and the line waits, because no line would be served."""
 
 
-Decision = Over | Again | Aside | Stop
+Decision = Finished | Again | Aside | Stop
 
 
 class _ErrorObject(Struct):
@@ -133,34 +133,34 @@ def decide(ended: Ended) -> Decision:
     """Decide what happens to the line."""
     refusal = ended.refusal
     if refusal is None:
-        return Over()
+        return Finished()
     delay_s = min(refusal.retry_after_s or _FIRST_DELAY_S * 2.0**ended.tries, _MAX_DELAY_S)
     if refusal.cause.startswith(_OF_LANE) or refusal.cause == UNREACHABLE:
         return Again(delay_s, waiting=Waiting.ALL)
     if refusal.status in _DENIED:
         return Stop()
     if not refusal.status:
-        return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, waiting=Waiting.ALL)
+        return Finished() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, waiting=Waiting.ALL)
     if refusal.cause == POISON:
-        return Over(poison=True)
+        return Finished(poison=True)
     if refusal.status == 502:  # its server ended, or broke the connection
         if not ended.alone:
             return Aside()
         if ended.alone_crashes + 1 < MAX_ALONE:
             return Again(delay_s, crashed=True)
-        return Over(poison=True)
+        return Finished(poison=True)
     if refusal.status == 503 or refusal.cause == "upstream_unreachable":  # its model loads, or restarts
         return Again(delay_s, waiting=Waiting.MODEL)
     if refusal.status in _LIMITED:
         if ended.limited_s >= MAX_LIMITED_S:
-            return Over()
+            return Finished()
         # Without Retry-After, each wait is as long as all before it.
         limited_s = refusal.retry_after_s or max(_FIRST_DELAY_S, ended.limited_s)
         return Again(min(limited_s, _MAX_DELAY_S), waiting=Waiting.ALL, limited=True)
     if refusal.message == SHARED_FULL and not ended.alone:
         return Aside()
     if refusal.status < 500 or ended.tries + 1 >= MAX_TRIES:
-        return Over()
+        return Finished()
     return Again(delay_s, counts=True)
 
 

@@ -1,7 +1,7 @@
 """Requests long answers as streams, and reassembles the complete answer (pure).
 
-llama-server (b11434) notices within a token that the client of a stream has gone. Without a stream, it goes
-on while other requests produce tokens: a batch could not give way. A short answer needs no stream, which
+llama-server (b11434) notices within a token that the client of a stream has gone. Without a stream, it
+continues while other requests produce tokens: a batch could not yield. A short answer needs no stream, which
 costs more.
 """
 

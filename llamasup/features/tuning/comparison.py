@@ -41,7 +41,7 @@ _FIRST_START_S = 600.0
 _LEAST_WAIT_S = 30.0
 # After the end of the time, what is running may take this long.
 _GRACE_S = 20.0
-# Of the lengths of the mix: where the calibration begins, and how it goes on.
+# Of the lengths of the mix: where the calibration begins, and how it grows.
 _FIRST_SCALE, _GROWTH, _LARGEST_SCALE = 0.05, 3.0, 16.0
 _CALIBRATIONS = 3
 _FIRST_MEASUREMENTS = 3

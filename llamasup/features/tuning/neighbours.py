@@ -1,4 +1,4 @@
-"""Watches the llama-servers of other llamasups of this user, to which a tuning gives way.
+"""Watches the llama-servers of other llamasups of this user, to which a tuning yields.
 
 A server works if its CPU time grows: that is seen without asking it, and also while it loads a model. An
 idle llama-server uses none, except for questions of its llamasup (a health check each 5 s takes 0.3 ms of

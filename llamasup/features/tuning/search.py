@@ -174,7 +174,7 @@ def hurry(search: Search) -> Search:
 def reopened(search: Search) -> Search:
     """The search in a later call: candidates for which there was no time are tried, if a proof is left.
 
-    A proof that has begun goes on, if its candidate is still chosen then.
+    A proof that has begun continues if its candidate is still chosen then.
     """
     begun = tuple(one for one in search.proofs if one.ratios)
     untried = [one for one in search.entries if one.why == _NO_TIME]

@@ -64,7 +64,7 @@ _SUSPENDED_S = 0.5
 _MOST_DISCARDED = 20
 _DRIFT = 1.10
 
-# How long other llama-servers have to be idle before the measurements go on.
+# How long other llama-servers have to be idle before the measurements continue.
 _IDLE_S = 1.0
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Options(Struct, frozen=True):
 
 
 class SavedSearch(Struct, frozen=True):
-    """An unfinished search, with all that a later call needs to go on with it."""
+    """An unfinished search, with all that a later call needs to continue it."""
 
     conditions: Conditions
     purpose: Purpose
@@ -104,7 +104,7 @@ class SavedSearch(Struct, frozen=True):
 class Session:
     """One tuning. ``model`` is the file as it was before the first measurement, and ``folder`` the run
     folder. ``save`` stores the search after each step. ``search_of`` makes a new search. ``clock``, in
-    seconds, decides when the time is over.
+    seconds, decides when the time has run out.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Session:
 
     @property
     def resumed(self) -> bool:
-        """Whether it goes on with an unfinished search."""
+        """Whether it continues an unfinished search."""
         return self._saved is not None
 
     def stop_now(self) -> None:
@@ -264,12 +264,12 @@ class Session:
                 self._rounds_s.append(time.monotonic() - began_s)
                 return [ratio]
 
-    # --- giving way
+    # --- yielding to other llama-servers
 
     async def _undisturbed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """The result of ``work``, which begins again whenever another llama-server needs the machine.
 
-        None if the time is over before the machine is idle.
+        None if the time runs out before the machine is idle.
         """
         while await self._until_idle():
             async with asyncio.TaskGroup() as group:
@@ -291,7 +291,7 @@ class Session:
         return None
 
     async def _until_idle(self) -> bool:
-        """Whether the other llama-servers are idle before the time is over."""
+        """Whether the other llama-servers become idle before the time runs out."""
         if not self._neighbours.are_busy() and not self._gave_way:
             return True
         busy_s = time.monotonic()
@@ -339,7 +339,7 @@ class Session:
 
     def _must_prove_now(self, step: Screen) -> bool:
         """Whether the rest of the time is needed for the proof. If it is too short even for that, the
-        screening goes on, and a later call makes the proof.
+        screening continues, and a later call makes the proof.
         """
         round_s = self._round_estimate_s()
         reserve_s = _RESERVED_ROUNDS * round_s + self._step_s(step)

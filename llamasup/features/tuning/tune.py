@@ -90,7 +90,7 @@ def tune(
 ) -> SessionResult | None:
     """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere and
     at any time; a second call kills servers that have not ended.
-    ``search_of`` makes a new search, and ``clock`` decides when the time is over.
+    ``search_of`` makes a new search, and ``clock`` decides when the time has run out.
 
     Returns None if it was stopped. Raises TuningFailed, FolderUnusable, and what planning raises.
     """

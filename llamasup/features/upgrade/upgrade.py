@@ -167,8 +167,8 @@ class Upgrade:
 
     async def upgrade(self, choice: str) -> Mapping[str, Any]:
         """Serve all models with this build. Raises BuildRefused if it does not prove itself; then all models
-        have the old one. It goes on if the caller gives up. A build that serves is watched until another one
-        serves.
+        have the old one. It continues if the caller gives up. A build that serves is watched until
+        another one serves.
         """
         if self._under_way is not None or self._report.state == "returning":
             raise Conflict(

@@ -1,4 +1,4 @@
-"""Divides measured energy among the requests that had a slot in the meantime.
+"""Divides measured energy among the requests that had a slot between two readings.
 
 The counters measure the whole machine. The requests that had a slot between two readings, whether they have
 ended or not, get the mean power of that interval, for the time in which at least one of them had a slot, each

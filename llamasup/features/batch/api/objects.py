@@ -265,8 +265,8 @@ TURN_S: Final = 300.0
 def next_batch(unfinished: Sequence[StoredBatch], turns: Mapping[str, int], now_s: int) -> StoredBatch | None:
     """Return the next batch. ``unfinished``: the oldest first. ``turns``: the last turn of each client.
 
-    The clients take turns, each with its oldest batch. One that was cancelled, or whose window is over, comes
-    first: it only ends.
+    The clients take turns, each with its oldest batch. A batch that was cancelled, or whose window has ended,
+    comes first: it only ends.
     """
     return min(
         unfinished,

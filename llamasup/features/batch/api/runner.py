@@ -300,7 +300,7 @@ class BatchService:
                 errors = (_KEY_GONE,)
         except (BatchInvalid, NotAllowed) as error:
             reason, errors = "failed", _mistakes_of(error)
-            if not (await in_thread(prepared.counts)).over:
+            if not (await in_thread(prepared.counts)).finished:
                 await self._fail(store, errors)
                 return
         except LlamasupError:

@@ -234,7 +234,7 @@ class Store(Database):
     # --- removing
 
     def remove_expired(self, now_s: int, batches_before_s: int) -> int:
-        """Remove files whose time is over, unless a batch reads them, and batches that were over before
+        """Remove expired files, unless a batch reads them, and batches that ended before
         ``batches_before_s``, and contents that belong to none. Returns the number of files that expired.
         """
         rows = self._rows(
@@ -277,7 +277,7 @@ class Store(Database):
             raise
 
     def _reconcile(self) -> None:
-        """Remove contents that have no row, and folders of batches that are over.
+        """Remove contents that have no row, and folders of finished batches.
 
         They are left behind by a kill, or by a disk that was full. Files of others stay.
         """
