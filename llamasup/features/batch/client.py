@@ -82,7 +82,7 @@ _decode = msgspec.json.Decoder(_Answered).decode
 
 
 def tokens_of(body: bytes) -> Tokens:
-    """The tokens that an answer reports."""
+    """Return the tokens that an answer reports."""
     try:
         usage = _decode(body).usage
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -120,7 +120,7 @@ class Counts(Struct, frozen=True):
 
 
 def fingerprint(line: bytes) -> bytes:
-    """The hash of a line in the batch format; of a prompt, after its template was filled."""
+    """Return the hash of a line in the batch format; of a prompt, after its template was filled."""
     return blake2b(line, digest_size=_HASH_BYTES).digest()
 
 
@@ -206,7 +206,9 @@ class Index(Database):
         )
 
     def models(self) -> Sequence[tuple[str, int, int]]:
-        """Each model that a line names, with the number of its first line and the count of its lines."""
+        """Return each model that a line names, with the number of its first line and the count of its
+        lines.
+        """
         return self._rows("SELECT model, min(number), count(*) FROM lines GROUP BY model ORDER BY 2")
 
     # --- reading the input
@@ -315,7 +317,7 @@ class Index(Database):
     # --- the run
 
     def next_model(self, state: LineState, after: str | None) -> str | None:
-        """The next model that has lines in this state."""
+        """Return the next model that has lines in this state."""
         beyond = "" if after is None else "AND model > ?"
         rows = self._rows(
             f"SELECT model FROM lines WHERE state = ? {beyond} ORDER BY model LIMIT 1",  # noqa: S608
@@ -326,7 +328,9 @@ class Index(Database):
     def lines_of(
         self, model: str, state: LineState, after: tuple[bytes, int] | None, limit: int
     ) -> list[IndexedLine]:
-        """The next lines of a model in this state, in the order of the batch. ``after``: a ``place``."""
+        """Return the next lines of a model in this state, in the order of the batch. ``after``: a
+        ``place``.
+        """
         beyond = "" if after is None else "AND (prefix, number) > (?, ?)"
         rows = self._rows(
             f"SELECT {_COLUMNS} FROM lines WHERE state = ? AND model = ? {beyond}"  # noqa: S608
@@ -336,7 +340,7 @@ class Index(Database):
         return [IndexedLine(*row) for row in rows]
 
     def left(self) -> Iterator[IndexedLine]:
-        """All unfinished lines, by number."""
+        """Return all unfinished lines, by number."""
         after = 0
         query = f"SELECT {_COLUMNS} FROM lines WHERE number > ? AND state IN (0, 3) ORDER BY number LIMIT 256"  # noqa: S608
         while rows := self._rows(query, after):

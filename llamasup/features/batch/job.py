@@ -112,7 +112,7 @@ class Job(Struct, frozen=True):
 
 
 def job_of(source: Path, output: Path, **options: Any) -> Job:
-    """The batch that writes to this output. Raises UsageInvalid."""
+    """Return the batch that writes to this output. Raises UsageInvalid."""
     try:
         source_path, output_path = source.resolve(strict=True), output.resolve()
     except OSError as error:
@@ -182,7 +182,9 @@ def _claimed(job: Job) -> Iterator[int]:
 
 
 def runner_of(job: Job) -> int | None:
-    """The PID of the process that runs it. One that was killed has left its PID, but its start differs."""
+    """Return the PID of the process that runs it. One that was killed has left its PID, but its start
+    differs.
+    """
     try:
         owner, _ = read_bounded(job.lock_path, _OWNER_BYTES)
     except OSError:
@@ -346,7 +348,7 @@ def register(job: Job) -> None:
 
 
 def jobs() -> Sequence[Job]:
-    """The batches of this user, the newest first, as long as their index exists."""
+    """Return the batches of this user, the newest first, as long as their index exists."""
     found: list[Job] = []
     with suppress(OSError):
         for path in _folder().glob("batch_*.json"):
@@ -360,7 +362,7 @@ def jobs() -> Sequence[Job]:
 
 
 def find_job(name: str) -> Job:
-    """The batch with this id, or with this output. Raises RequestUnknown."""
+    """Return the batch with this id, or with this output. Raises RequestUnknown."""
     path = str(Path(name).expanduser().resolve())
     for job in jobs():
         if name == job.id or path == job.output:

@@ -75,7 +75,9 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 def raw_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[RawLine]:
-    """The lines that are not blank, without their ends, and without a byte order mark at the beginning."""
+    """Return the lines that are not blank, without their ends, and without a byte order mark at the
+    beginning.
+    """
     offset = number = 0
     while piece := file.readline(most_bytes + 2):  # room for CRLF
         number += 1
@@ -94,7 +96,7 @@ def raw_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[RawL
 
 
 def read_line(text: bytes) -> BatchLine | str:
-    """The request of one line, or what is wrong with the line."""
+    """Read the request of one line, or return what is wrong with the line."""
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -142,7 +144,7 @@ class PromptTemplate(Struct, frozen=True):
     body: dict[str, Any]
 
     def fill(self, text: bytes, number: int) -> bytes:
-        """The line in the batch format. Raises TemplateInvalid with what is wrong with the line.
+        """Return the line in the batch format. Raises TemplateInvalid with what is wrong with the line.
 
         A line is a JSON string (then its field is ``prompt``) or an object. Its ``custom_id`` is the field of
         that name, or ``line-N``.
@@ -165,7 +167,7 @@ _PROMPT_FIELDS: Final = {"/v1/completions": "prompt", "/v1/embeddings": "input",
 
 
 def template_of(text: str | None, url: str) -> PromptTemplate:
-    """The template of a file's text; None: the usual one of the URL. Raises TemplateInvalid."""
+    """Return the template of a file's text; None: the usual one of the URL. Raises TemplateInvalid."""
     if text is None:
         field = _PROMPT_FIELDS.get(url)
         chat = {"messages": [{"role": "user", "content": "$prompt"}]}

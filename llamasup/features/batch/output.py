@@ -48,8 +48,8 @@ _decode = msgspec.json.Decoder(_Written).decode
 def answer_line(
     id_: str, custom_id: str, status: int, request_id: str, body: bytes, error: tuple[str, str] | None = None
 ) -> bytes:
-    """A line in OpenAI's format, for an answer with any status. ``body``: JSON, or text. ``error``: code and
-    message, if the answer is not what the line asks for.
+    """Write a line in OpenAI's format, for an answer with any status. ``body``: JSON, or text. ``error``:
+    code and message, if the answer is not what the line asks for.
     """
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
@@ -72,7 +72,7 @@ def answer_line(
 
 
 def error_line(id_: str, custom_id: str, code: str, message: str) -> bytes:
-    """The line of a request that got no answer."""
+    """Write the line of a request that got no answer."""
     error = {"code": code, "message": message}
     return msgspec.json.encode({"id": id_, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
 

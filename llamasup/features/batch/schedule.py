@@ -114,7 +114,7 @@ _decode_error = msgspec.json.Decoder(_ErrorBody).decode
 
 
 def refusal_of(status: int, body: bytes, retry_after: str | None = None) -> Refusal:
-    """The refusal in an answer with an error status, or in an error event."""
+    """Return the refusal in an answer with an error status, or in an error event."""
     try:
         error = _decode_error(body).error
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -177,7 +177,9 @@ slot."""
 
 
 def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> float:
-    """The limit after an answer. ``position``: where its request had to wait in the queue; None: nowhere."""
+    """Return the limit after an answer. ``position``: where its request had to wait in the queue; None:
+    nowhere.
+    """
     if position is not None and position > _MAX_WAITING:
         return max(1.0, limit - 1.0)
     if position is None or position < _MAX_WAITING // 2:
@@ -186,7 +188,7 @@ def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> flo
 
 
 def limit_after_refusal(limit: float) -> float:
-    """The limit after a request that a limit of its key has refused: soon one line at a time asks."""
+    """Return the limit after a request that a limit of its key has refused: soon one line at a time asks."""
     return max(1.0, limit / 2.0)
 
 

@@ -32,7 +32,7 @@ _TEXTS: Final = ("content", "reasoning_content", "refusal")
 
 
 def streamed(url: str, body: bytes) -> bytes | None:
-    """The body that asks for the same answer as a stream; None if it must be asked for whole."""
+    """Return the body that asks for the same answer as a stream; None if it must be asked for whole."""
     if url not in (_CHAT, _COMPLETIONS):
         return None
     try:
@@ -95,7 +95,7 @@ class Assembly:
             call["function"]["arguments"] = before + (function.get("arguments") or "")
 
     def answer(self) -> bytes | None:
-        """The complete answer; None if the stream has not ended in order."""
+        """Return the complete answer; None if the stream has not ended in order."""
         if not self._is_done or self._finish is None:
             return None
         texts = {name: "".join(parts) for name, parts in self._texts.items()}

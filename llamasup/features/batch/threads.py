@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[[], T], executor: Executor | None = None) -> T:
-    """The result of ``function``. A cancelled caller gets its CancelledError after the end of the thread.
+    """Return the result of ``function``. A cancelled caller gets its CancelledError after the end of the
+    thread.
 
     So ``function`` must take a bounded time.
     """

@@ -26,7 +26,7 @@ class CannotMerge(Exception):
 
 
 def rendered(values: Mapping[str, Any], format_: Format) -> str:
-    """The values as the content of a new file."""
+    """Return the values as the content of a new file."""
     return _RENDER[format_](values)
 
 
@@ -41,7 +41,7 @@ def merged(text: str, values: Mapping[str, Any], format_: Format) -> str:
 
 
 def difference(before: str, after: str, path: str, key: str) -> str:
-    """A unified diff in which ``key`` is not shown; empty if nothing changes."""
+    """Write a unified diff in which ``key`` is not shown; empty if nothing changes."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), path, path
     )
@@ -191,7 +191,7 @@ def _yaml_items(values: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def _merge_yaml(text: str, values: Mapping[str, Any]) -> str:
-    """Only the entries of ``models`` are added: the other values are those of a new file."""
+    """Add only the entries of ``models``: the other values are those of a new file."""
     try:
         old = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

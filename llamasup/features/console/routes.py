@@ -47,7 +47,7 @@ class _SignIn(msgspec.Struct):
 
 
 def page_address(address: Address, names: Sequence[str]) -> str | None:
-    """The URL of the console for a browser on this machine; None for a Unix socket.
+    """Return the URL of the console for a browser on this machine; None for a Unix socket.
 
     A certificate is for one of the ``names``, and not for a loopback address.
     """

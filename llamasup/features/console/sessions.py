@@ -100,7 +100,7 @@ class ConsoleSessions:
     # --- signing in
 
     def new_token(self, key: ApiKey | None = None) -> str:
-        """A token for one ``open_with_token`` within the next ``TOKEN_S`` seconds.
+        """Make a token for one ``open_with_token`` within the next ``TOKEN_S`` seconds.
 
         ``key``: the session gets no more rights than this key, and ends with it. None: the token is for the
         user of this machine.
@@ -151,7 +151,7 @@ class ConsoleSessions:
     # --- sessions
 
     def find(self, secret: bytes) -> Session | None:
-        """The session with this secret. Takes the same time for valid and invalid secrets."""
+        """Return the session with this secret. Takes the same time for valid and invalid secrets."""
         self.end_expired()
         found, digest = None, digest_of(self._salt, secret)
         for session in self._sessions:

@@ -66,8 +66,8 @@ class StaticFile(Struct, frozen=True):
 
 
 def read_static_files(folder: Path = FOLDER, page_secret: str = "") -> Mapping[str, StaticFile]:
-    """The files by their paths below ``/llamasup/``; the page itself, which gets its secret, has the path
-    ``""``.
+    """Return the files by their paths below ``/llamasup/``; the page itself, which gets its secret, has the
+    path ``""``.
     """
     files = {
         file.relative_to(folder).as_posix(): _static_file(file.suffix, file.read_bytes())

@@ -47,7 +47,7 @@ def bug_report(
     environ: Mapping[str, str],
     home: str,
 ) -> str:
-    """The report, in Markdown. ``plan``: of the model that the user named."""
+    """Write the report, in Markdown. ``plan``: of the model that the user named."""
     sections = [
         "# llamasup bug report",
         _INTRODUCTION,

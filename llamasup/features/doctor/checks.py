@@ -294,7 +294,7 @@ _NVML_CONTAINER = "In a container it needs NVIDIA_DRIVER_CAPABILITIES=compute,ut
 
 
 def option_names(text: str) -> tuple[str, ...]:
-    """The names of the options in a llama.cpp config.ini, as in the long flags."""
+    """Return the names of the options in a llama.cpp config.ini, as in the long flags."""
     lines = (line.strip() for line in text.splitlines())
     names = (line.partition("=")[0].strip() for line in lines if "=" in line and line[0] not in "#;[")
     return tuple(dict.fromkeys(name.removeprefix("--") for name in names if name))

@@ -45,7 +45,7 @@ def collect_facts(
     environ: Mapping[str, str],
     tls_cert: Path | None = None,
 ) -> Facts:
-    """All facts. A problem is a fact, never an error."""
+    """Collect all facts. A problem is a fact, never an error."""
     found = survey_runtimes(runtime, environ)
     used = found[0].answer if isinstance(found[0].answer, Runtime) else None
     runtimes = tuple(map(_runtime_fact, found))
@@ -191,7 +191,7 @@ def _folder_fact(name: str, make: Callable[[], Path]) -> FolderFact:
 
 
 def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
-    """llama-server's own configuration (#26118).
+    """Find llama-server's own configuration (#26118).
 
     The child gets another XDG_CONFIG_HOME, so it ignores the user's file. It always reads the one in /etc.
     """

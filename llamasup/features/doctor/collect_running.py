@@ -50,7 +50,7 @@ def collect_running() -> Iterator[RunningReport]:
 
 
 def _log_of(client: ControlClient, model: str) -> list[str]:
-    """Empty for a model that was never loaded."""
+    """Return the shareable lines; none for a model that was never loaded."""
     try:
         content = b"".join(client.log(model, lines=_READ_LINES))
     except LlamasupError:

@@ -56,7 +56,7 @@ class KvGrowth(Struct, frozen=True):
 
 
 def kv_growths(facts: ModelFacts) -> dict[str, KvGrowth]:
-    """The growth of one slot's KV cache with its context, by the types that the model can use."""
+    """Return the growth of one slot's KV cache with its context, by the types that the model can use."""
     types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
     return {cache_type: _kv_growth(facts, cache_type) for cache_type in types}
 
@@ -89,7 +89,7 @@ class Fit(Struct, frozen=True):
 
 
 def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little") -> Fit | None:
-    """The sizes of a ``plan`` without user settings; None for a file that is not served by itself.
+    """Return the sizes of a ``plan`` without user settings; None for a file that is not served by itself.
 
     If even the smallest plan is too large, the sizes of the default plan. ``byte_order`` is the machine's
     ``sys.byteorder``. GPU memory does not count, since only a runtime can list the devices.
@@ -121,7 +121,7 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
 
 
 def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, str]:
-    """The path of each model's projector, by the model's path."""
+    """Return the path of each model's projector, by the model's path."""
     pairs = pairings_of(models, broken)
     return {model: pair.projector.path for model, pair in pairs.items() if pair.projector is not None}
 
@@ -132,7 +132,7 @@ def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) 
 def model_as_json(
     path: str, facts: ModelFacts, fit: Fit | None, projector: str | None = None
 ) -> dict[str, Any]:
-    """The ``inspect`` object of the contract (docs/design.md), with more fields after it.
+    """Return the ``inspect`` object of the contract (docs/design.md), with more fields after it.
 
     ``projector`` is the path of the projector that would be loaded with the model.
     """
@@ -204,7 +204,7 @@ def model_as_json(
 
 
 def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
-    """The entry of a folder's list for an invalid file."""
+    """Return the entry of a folder's list for an invalid file."""
     return {
         "path": path,
         "error": {"cause": error.cause, "message": error.message, "remedy": error.remedy},

@@ -32,12 +32,12 @@ from llamasup.features.doctor.facts import Check, Facts
 
 
 def run_checks(facts: Facts) -> tuple[Check, ...]:
-    """The results that apply to this machine, in the order of the report."""
+    """Return the results that apply to this machine, in the order of the report."""
     return tuple(result for check in _CHECKS for result in check(facts))
 
 
 def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
-    """The ``doctor`` object of the contract (docs/design.md)."""
+    """Return the ``doctor`` object of the contract (docs/design.md)."""
     return {
         "ok": all(check.ok for check in checks),
         "checks": [

@@ -117,7 +117,7 @@ class DownloadClient:
         )
 
     async def text(self, url: str, *, max_bytes: int) -> tuple[bytes, str | None]:
-        """A small document and its Link header. Raises the errors of ``ask``."""
+        """Return a small document and its Link header. Raises the errors of ``ask``."""
         async with self.ask(url) as answer:
             body = bytearray()
             with translated_errors(url):
@@ -128,7 +128,9 @@ class DownloadClient:
             return bytes(body), answer.headers.get("link")
 
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The body in chunks as they arrive. Raises TransientError if the connection breaks or stalls."""
+        """Return the body in chunks as they arrive. Raises TransientError if the connection breaks or
+        stalls.
+        """
         with translated_errors(answer.url):
             async for chunk in answer.response.aiter_raw():
                 yield chunk

@@ -47,7 +47,7 @@ class ProgressListener(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """A message for the user."""
+        """Show a message to the user."""
         ...
 
 
@@ -80,7 +80,7 @@ class FileDownload:
         self._bytes_added = asyncio.Event()
 
     async def fetch(self) -> PartFile | None:
-        """The whole file, locked and checked; None if another process downloaded it meanwhile.
+        """Return the whole file, locked and checked; None if another process downloaded it meanwhile.
 
         Raises the errors of ``DownloadClient.ask``, ModelInvalid for a wrong checksum, DiskFull and
         FolderUnusable. Valid bytes are kept for the next run.
@@ -291,7 +291,7 @@ def _length(answer: Answer) -> int | None:
 
 
 async def inspect_remote(client: DownloadClient, target: DownloadTarget) -> tuple[RemoteFile, bool]:
-    """The size, checksum and ETag from the server, and whether it supports ranges.
+    """Return the size, checksum and ETag from the server, and whether it supports ranges.
 
     Raises the errors of ``DownloadClient.ask``, and ListingChanged.
     """

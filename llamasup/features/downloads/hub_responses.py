@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_page(body: bytes) -> tuple[RepoFile, ...]:
-    """The files of one page of ``/api/models/…/tree/…``. Raises DownloadFailed if it is invalid."""
+    """Read the files of one page of ``/api/models/…/tree/…``. Raises DownloadFailed if it is invalid."""
     try:
         entries = _decode(body)
     except INVALID_JSON as error:
@@ -58,7 +58,7 @@ def _file(entry: _Entry) -> RepoFile:
 
 
 def next_page(link: str | None, url: str) -> str | None:
-    """The URL of the page after ``url``, on the same host even if a mirror names another one.
+    """Return the URL of the page after ``url``, on the same host even if a mirror names another one.
 
     Raises DownloadFailed for an invalid URL.
     """
@@ -84,7 +84,7 @@ def is_transient(status: int) -> bool:
 def refusal(
     ref: Ref, url: str, status: int, headers: Mapping[str, str], *, endpoint: str, with_token: bool
 ) -> LlamasupError:
-    """The error for a response to the request for ``ref`` that is not a success."""
+    """Return the error for a response to the request for ``ref`` that is not a success."""
     code = headers.get("x-error-code", "")
     message = printable(headers.get("x-error-message", ""))[:_MAX_MESSAGE]
     where = f" ({shown_url(url)} answered {status}{f': {message}' if message else ''})"

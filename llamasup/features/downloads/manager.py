@@ -119,7 +119,7 @@ class Downloads:
                 download.task.cancel()
 
     def find(self, ref: str) -> FetchedModel | None:
-        """The model of ``ref``, if it is in one of the folders. Blocks."""
+        """Return the model of ``ref``, if it is in one of the folders. Blocks."""
         parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
         if parsed is None:
             return None

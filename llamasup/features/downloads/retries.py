@@ -31,7 +31,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     stall_s: float = 30.0
 
     def wait_s(self, error: TransientError, failures: int) -> float:
-        """The wait before the next attempt: the server's Retry-After, or a backoff."""
+        """Return the wait before the next attempt: the server's Retry-After, or a backoff."""
         if error.wait_s is not None:
             return error.wait_s
         backoff_s = min(self.first_wait_s * float(1 << (failures - 1)), self.max_wait_s)

@@ -58,7 +58,7 @@ class UrlPolicy(Struct, frozen=True):
         return self.is_endpoint(url) and (scheme == "https" or is_loopback_host(host))
 
     def allowed(self, url: str, addresses: list[str]) -> list[str]:
-        """The allowed ``addresses`` of the URL's host. Raises DownloadRefused if there are none."""
+        """Return the allowed ``addresses`` of the URL's host. Raises DownloadRefused if there are none."""
         if self.private or self.is_endpoint(url):
             return addresses
         public = [address for address in addresses if is_public(address)]

@@ -143,7 +143,7 @@ _OF_THE_REQUEST: Final = (
 
 
 def error_text(body: bytes) -> str:
-    """The sentence in an error object of llamasup or of llama-server."""
+    """Return the sentence in an error object of llamasup or of llama-server."""
     try:
         error = _read_failed(body).error
     except _UNREADABLE:
@@ -155,12 +155,12 @@ def error_text(body: bytes) -> str:
 
 
 def status_of_error(status: int, sentence: str) -> int:
-    """The status of an error with this sentence, which llama-server gave ``status``."""
+    """Return the status of an error with this sentence, which llama-server gave ``status``."""
     return 400 if status >= 500 and any(text in sentence for text in _OF_THE_REQUEST) else status
 
 
 def error_line(sentence: str) -> bytes:
-    """An error object of Ollama, which also ends a stream that breaks off."""
+    """Write an error object of Ollama, which also ends a stream that breaks off."""
     return _encode({"error": path_text(sentence)}) + b"\n"
 
 
@@ -190,7 +190,7 @@ class _Calls:
             call.arguments += piece.function.arguments or ""
 
     def encoded(self, *, is_cut: bool) -> bytes:
-        """``tool_calls`` of a message; empty if there are none. Raises BrokenAnswer.
+        """Write the ``tool_calls`` of a message; empty if there are none. Raises BrokenAnswer.
 
         ``is_cut``: the answer ended at its limit, maybe within the last call, which is then left out.
         """
@@ -311,7 +311,9 @@ class Lines:
         """llama-server has sent its last event."""
 
     def add(self, event: bytes, created_at: bytes) -> bytes:
-        """The line for an event, without its ``data: ``; empty if Ollama has none. Raises BrokenAnswer."""
+        """Write the line for an event, without its ``data: ``; empty if Ollama has none. Raises
+        BrokenAnswer.
+        """
         if event == b"[DONE]":
             self.ends = True
             return b""
@@ -359,7 +361,7 @@ class Lines:
         return b'%b%b",%b"done":false}\n' % (self._begin, created_at, self._part(content, b""))
 
     def last(self, created_at: bytes, times: Times) -> bytes:
-        """The last lines, once llama-server's answer is complete. Raises BrokenAnswer."""
+        """Write the last lines, once llama-server's answer is complete. Raises BrokenAnswer."""
         if not self.ends:
             raise BrokenAnswer("the answer of llama-server broke off")
         calls = self._calls.encoded(is_cut=self._reason == "length")
@@ -380,7 +382,7 @@ class Lines:
 
 
 def whole(request: OllamaRequest, body: bytes, created_at: bytes, times: Times) -> bytes:
-    """The answer for a complete body with status 200. Raises BrokenAnswer."""
+    """Write the answer for a complete body with status 200. Raises BrokenAnswer."""
     if request.loads:
         return loaded(request, created_at)
     try:
@@ -442,7 +444,7 @@ def _shortened(vector: bytes, dimensions: int) -> bytes:
 
 
 def loaded(request: OllamaRequest, created_at: bytes, *, reason: str = "load") -> bytes:
-    """The answer to a request without a prompt."""
+    """Write the answer to a request without a prompt."""
     begin = b'%b%b",' % (_begin(request.name), created_at)
     end = b'"done":true,"done_reason":%b}\n' % _encode(reason)
     match request.kind:

@@ -21,7 +21,7 @@ class Events:
         self._rest = bytearray()
 
     def complete(self, data: bytes) -> bytes:
-        """The events that are complete now. Raises BrokenAnswer."""
+        """Return the events that are complete now. Raises BrokenAnswer."""
         rest = self._rest
         if not rest and data.endswith(b"\n\n"):
             return data

@@ -49,7 +49,7 @@ class Refused(Exception):
         self.error = error
 
     def within(self, place: str) -> Refused:
-        """The same, of a field of an item."""
+        """Return the same refusal, of a field of an item."""
         return Refused(replace(self.error, message=f"{place}: {self.error.message}"))
 
 
@@ -58,7 +58,7 @@ def refusal(message: str, remedy: str = "", *, status: int = 400) -> Refused:
 
 
 def decoded(body: bytes) -> Fields:
-    """The JSON object of a body. Raises Refused."""
+    """Read the JSON object of a body. Raises Refused."""
     if is_too_complex(body):
         raise Refused(
             HttpError(
@@ -92,7 +92,7 @@ def is_object(fields: Fields, name: str) -> bool:
 
 
 def source(fields: Fields, name: str) -> str:
-    """The JSON of a field that is there."""
+    """Return the JSON of a field that is there."""
     try:
         return bytes(fields[name]).decode()
     except UnicodeDecodeError:
@@ -131,7 +131,7 @@ def boolean(fields: Fields, name: str, *, default: bool = False) -> bool:
 
 
 def integer(fields: Fields, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int | None:
-    """A whole number; some clients write 5 as 5.0."""
+    """Read a whole number; some clients write 5 as 5.0."""
     value = number(fields, name)
     if value is None:
         return None
@@ -170,12 +170,12 @@ def object_of(fields: Fields, name: str) -> Fields:
 
 
 def objects(fields: Fields, name: str) -> Sequence[Fields]:
-    """The items of a list of objects."""
+    """Read the items of a list of objects."""
     return _items(fields, name, _read_objects, "objects")
 
 
 def texts(fields: Fields, name: str) -> Sequence[str]:
-    """The items of a list of strings."""
+    """Read the items of a list of strings."""
     return _items(fields, name, _read_texts, "strings")
 
 

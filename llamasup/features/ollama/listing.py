@@ -83,12 +83,14 @@ _read_named = msgspec.json.Decoder(_Named).decode
 
 
 def read_list(listing: bytes) -> list[ListedModel]:
-    """The entries of ``/v1/models``."""
+    """Read the entries of ``/v1/models``."""
     return [read_one(entry) for entry in _read_list(listing).data]
 
 
 def read_one(entry: bytes | msgspec.Raw) -> ListedModel:
-    """An entry of ``/v1/models``. Of one that another node has written differently, only the id counts."""
+    """Read an entry of ``/v1/models``. Of one that another node has written differently, only the id
+    counts.
+    """
     try:
         return _read_entry(entry)
     except msgspec.ValidationError:
@@ -196,15 +198,15 @@ def _details(model: ListedModel) -> dict[str, Any]:
 
 
 def _parameters(count: int) -> str:
-    """``7.6B``, ``494.0M``."""
+    """Write ``7.6B``, ``494.0M``."""
     if not count:
         return ""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
 def _digest(model: ListedModel) -> str:
-    """Not of the content, which would take minutes to read: of what the file is known by. It changes with the
-    file, which is what clients use it for.
+    """Return a digest, not of the content, which would take minutes to read, but of what identifies the file.
+    It changes with the file, which is what clients use it for.
     """
     known = f"{model.id}\n{model.created}\n{model.llamasup.size_bytes}\n{model.meta.n_params}"
     return hashlib.sha256(known.encode()).hexdigest()
@@ -222,12 +224,16 @@ _LATEST: Final = ":latest"
 
 
 def shown_name(id_: str) -> str:
-    """The id of a model with a tag. Clients compare the names of a list with those that users write."""
+    """Return the id of a model with a tag. Clients compare the names of a list with those that users
+    write.
+    """
     return id_ if ":" in id_ else id_ + _LATEST
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The names under which a model may be served, the first preferred: ``qwen3:4b`` may be ``qwen3-4b``."""
+    """Return the names under which a model may be served, the first preferred: ``qwen3:4b`` may be
+    ``qwen3-4b``.
+    """
     if name.endswith(_LATEST):
         return name, name.removesuffix(_LATEST)
     base, colon, tag = name.rpartition(":")

@@ -53,7 +53,7 @@ class Served(Struct, frozen=True):
 
 
 def created_at() -> bytes:
-    """The time now, as Go writes it."""
+    """Return the time now, as Go writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z").encode()
 
 
@@ -62,7 +62,7 @@ def sentence_of(error: HttpError) -> str:
 
 
 def error_response(error: HttpError, lines: bytes, *, method: bytes, close: bool) -> bytes:
-    """The complete response for an error of llamasup."""
+    """Write the complete response for an error of llamasup."""
     more = [JSON, lines]
     if error.retry_after_s is not None:
         more.append(b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)))
@@ -73,7 +73,7 @@ def error_response(error: HttpError, lines: bytes, *, method: bytes, close: bool
 
 
 def stream_head(form: ResponseForm) -> bytes:
-    """The head of a response whose body has lines of JSON."""
+    """Write the head of a response whose body has lines of JSON."""
     framing = b"" if form.http_1_0 else b"Transfer-Encoding: chunked\r\n"
     end = b"Connection: close\r\n\r\n" if form.close or form.http_1_0 else b"\r\n"
     return b"".join((status_line(200), _NDJSON, framing, form.lines, end))

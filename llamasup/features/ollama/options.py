@@ -84,13 +84,15 @@ OPTIONS: Final[Mapping[str, Whole | Number | Stops | Fixed | Removed]] = {
 
 
 def without_effect(fields: Fields, *, samples: bool = True) -> tuple[str, ...]:
-    """The options that are accepted, although they change nothing. ``samples``: as for ``parameters``."""
+    """Return the options that are accepted, although they change nothing. ``samples``: as for
+    ``parameters``.
+    """
     options = object_of(fields, "options")
     return tuple(name for name in options if is_given(options, name) and _is_idle(name, samples=samples))
 
 
 def setting_of(name: str) -> str:
-    """The setting of llamasup that fixes an option; empty if there is none."""
+    """Return the setting of llamasup that fixes an option; empty if there is none."""
     option = OPTIONS.get(name)
     return option.setting if isinstance(option, Fixed) else ""
 
@@ -101,7 +103,9 @@ def _is_idle(name: str, *, samples: bool) -> bool:
 
 
 def parameters(fields: Fields, *, samples: bool = True) -> dict[str, Any]:
-    """The parameters of llama-server. ``samples``: False for embeddings, which take none. Raises Refused."""
+    """Return the parameters of llama-server. ``samples``: False for embeddings, which take none. Raises
+    Refused.
+    """
     options = object_of(fields, "options")
     found: dict[str, Any] = {}
     for name in options:

@@ -104,7 +104,7 @@ _FEATURES: Final = ("think", "tools", "suffix")
 
 
 def read_request(path: bytes, body: bytes, features_of: Callable[[str], Features]) -> OllamaRequest:
-    """The request in the body of a POST to ``path``, one of ``PATHS``. Raises Refused.
+    """Read the request in the body of a POST to ``path``, one of ``PATHS``. Raises Refused.
 
     ``features_of``: the features of the model of a name.
     """
@@ -202,7 +202,7 @@ def _message(message: Fields, at: int, pending: list[tuple[str, str]]) -> dict[s
 
 
 def _tool_call(call: Fields, id_: str) -> dict[str, Any]:
-    """``id_``: for a call without one."""
+    """Read a call. ``id_`` is the id of a call without one."""
     function = object_of(call, "function")
     called = text(function, "name")
     if not called:

@@ -109,7 +109,7 @@ def _entry(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> dict[str, Any]:
 def _with_nodes(
     entry: dict[str, Any], group: ModelGroup, nodes: Mapping[str, KnownNode], away: str = ""
 ) -> dict[str, Any]:
-    """``away``: the state of the node of this entry, if no node gets requests."""
+    """Add the nodes. ``away`` is the state of the node of this entry, if no node gets requests."""
     own = entry.get("llamasup")
     shown: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
     serves = bool(warm(group, nodes))

@@ -28,7 +28,7 @@ RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
 
 class ModelGroup(Struct, frozen=True):
-    """A model of other nodes. ``nodes`` are the names of those nodes. ``is_local``: this node has it."""
+    """A model of other nodes. ``nodes``: those that list it, by name. ``is_local``: this node has it."""
 
     model: ResolvedModel
     nodes: Mapping[str, NodeModel]
@@ -92,15 +92,15 @@ def _works(models: Iterable[NodeModel]) -> tuple[Work, ...]:
 
 
 def warm(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> tuple[str, ...]:
-    """The names of the nodes that serve the model now."""
+    """Return the names of the nodes that serve the model now."""
     return tuple(
         name for name, model in group.nodes.items() if model.serves and _gets_requests(nodes.get(name))
     )
 
 
 def cold_choice(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> str | None:
-    """The node that loads the model if none serves it: one that loads it already, the soonest first; else the
-    one with the fewest requests. One request is enough to load it there.
+    """Return the node that loads the model if none serves it: one that loads it already, the soonest first;
+    else the one with the fewest requests. One request is enough to load it there.
     """
     able = [
         (name, model)
@@ -123,7 +123,7 @@ def _gets_requests(known: KnownNode | None) -> bool:
 
 
 def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavailable:
-    """The answer to requests while no node can take them."""
+    """Return the answer to requests while no node can take them."""
     id_ = group.model.id
     present = [(name, model) for name, model in group.nodes.items() if _gets_requests(nodes.get(name))]
     for name, model in present:
@@ -194,8 +194,8 @@ class Choice(Struct, frozen=True):
 
 
 def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
-    """A free permit here, else one elsewhere; else the only side where a request may wait; else the shorter
-    queue of the serving sides; else where the model loads; else here.
+    """Choose the side: a free permit here, else one elsewhere; else the only side where a request may wait;
+    else the shorter queue of the serving sides; else where the model loads; else here.
     """
     if here.free:
         return Choice(Where.HERE, "this node has a free slot")

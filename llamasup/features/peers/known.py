@@ -135,7 +135,9 @@ def _names(known: KnownNode) -> tuple[tuple[object, ...], ...]:
 
 
 def first_of_same(nodes: tuple[KnownNode, ...]) -> tuple[KnownNode, ...]:
-    """The nodes, of which only the first gets requests if several addresses lead to the same process."""
+    """Return the nodes, of which only the first gets requests if several addresses lead to the same
+    process.
+    """
     first: dict[str, KnownNode] = {}
     result = []
     for known in nodes:

@@ -53,7 +53,7 @@ class Membership(Protocol):
         ...
 
     def current(self) -> tuple[Peer, ...]:
-        """The nodes now, without this one; in an order that stays."""
+        """Return the nodes now, without this one; in an order that stays."""
         ...
 
     async def changed(self) -> None:
@@ -61,7 +61,7 @@ class Membership(Protocol):
         ...
 
     def expected(self) -> tuple[ExpectedModel, ...]:
-        """The models that the source can start nodes for."""
+        """Return the models that the source can start nodes for."""
         ...
 
     def wanted(self, model: str, waiting: int) -> None:

@@ -130,7 +130,7 @@ class Peers:
         )
 
     def status(self) -> Sequence[Mapping[str, Any]]:
-        """The ``nodes`` of the status object (docs/design.md)."""
+        """Return the ``nodes`` of the status object (docs/design.md)."""
         return [self._status_of(known) for known in self.nodes]
 
     def gauges(self) -> NodeGauges:
@@ -146,12 +146,14 @@ class Peers:
         )
 
     def find(self, name: str) -> RemoteModel | None:
-        """The model of other nodes with this name in any spelling."""
+        """Return the model of other nodes with this name in any spelling."""
         found = self.index.resolve(name)
         return self._models.get(found[0]) if len(found) == 1 else None
 
     def why(self, model: RemoteModel, own: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The answer of ``GET models/{id}/why``. ``own``: that of this node, if it has the model too."""
+        """Return the answer of ``GET models/{id}/why``. ``own``: that of this node, if it has the model
+        too.
+        """
         group = model.group
         found = explain_nodes(group, {known.peer.name: known for known in self.nodes}, len(model.queue))
         route = self.routes.get(group.model.id)
@@ -228,7 +230,7 @@ class Peers:
             pass
 
     def _refreshed(self) -> Iterator[None]:
-        """``refresh`` in slices. A later one ends it, because that one applies everything."""
+        """Do ``refresh`` in slices. A later one ends it, because that one applies everything."""
         if self._stopping:
             return
         self._refreshes = number = self._refreshes + 1
@@ -429,7 +431,7 @@ class Peers:
 
 
 def _report(known: KnownNode, *, replaced: bool) -> None:
-    """``replaced``: another node starts for one that ends, so no user has to start it."""
+    """Log the state. ``replaced``: another node starts for one that ends, so no user has to start it."""
     name = known.peer.name
     if known.state is NodeState.READY:
         _log.info("The node %r (%s) answers.", name, known.peer.url)

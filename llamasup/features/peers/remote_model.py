@@ -107,7 +107,7 @@ class RemoteModel:
         return self.balancer.pick(self._healthy(free), infers=infers, body=body).lease(infers=infers)
 
     def serving(self) -> Serving:
-        """The endpoints of the nodes that serve, else that of the node that should load the model."""
+        """Return the endpoints of the nodes that serve, else that of the node that should load the model."""
         if self._paused is not None:
             return self._paused
         if self._warm:
@@ -140,7 +140,7 @@ class RemoteModel:
 
     @property
     def warm(self) -> tuple[Endpoint, ...]:
-        """The load of the serving nodes, without any that just broke a request."""
+        """The endpoints of the serving nodes, without any that just broke a request."""
         return tuple(endpoint for endpoint in self._warm if endpoint.ejected_until_s <= self._clock())
 
     def free(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
@@ -152,7 +152,7 @@ class RemoteModel:
         nodes: Mapping[str, KnownNode],
         address_of: Callable[[str], NodeAddress | None],
     ) -> None:
-        """Use these nodes. ``address_of`` returns the address of a node, or None if that is unknown yet."""
+        """Use these nodes. ``address_of`` returns the address of a node, or None before it can be reached."""
         self.group = group
         for name in tuple(self.endpoints):
             known = nodes.get(name)
@@ -287,7 +287,7 @@ class SharedModel:
         return self.here if choice.where is Where.HERE else self.elsewhere
 
     def load(self) -> ServedLoad:
-        """The load of the side where a request would be sent now."""
+        """Return the load of the side where a request would be sent now."""
         here, elsewhere = self.here.load(), self.elsewhere.load()
         return here if choose_side(here, elsewhere).where is Where.HERE else elsewhere
 

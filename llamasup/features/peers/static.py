@@ -47,7 +47,7 @@ class StaticMembership:
 
 
 def peers_of(entries: Mapping[str, PeerEntry]) -> tuple[Peer, ...]:
-    """The nodes of a config, with the content of their files. Blocks; raises ConfigInvalid."""
+    """Return the nodes of a config, with the content of their files. Blocks; raises ConfigInvalid."""
     return tuple(
         Peer(name, entry.url, key=_key(name, entry.key_file), ca=_ca(name, entry.ca_file))
         for name, entry in entries.items()

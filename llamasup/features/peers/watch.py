@@ -100,7 +100,7 @@ class NodeWatch:
         await asyncio.sleep(_MIN_PAUSE_S)
 
     async def _probe(self, client: httpx.AsyncClient) -> NodeListing | Trouble:
-        """Asks again if this process was stopped or blocked: the answer may have come meanwhile."""
+        """Probe again if this process was stopped or blocked: the answer may have arrived in that time."""
         ends_s = time.monotonic() + self._policy.timeout_s
         found = await self._probe_once(client)
         was_stopped = isinstance(found, Trouble) and time.monotonic() > ends_s + _LATE_S

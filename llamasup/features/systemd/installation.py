@@ -115,7 +115,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
 
 
 def build_unit(name: str, account: Account, requirements: Requirements, obstacles: Obstacles) -> Unit:
-    """The unit. Raises all ``obstacles``, among them each file that its user cannot read or write."""
+    """Build the unit. Raises all ``obstacles``, among them each file that its user cannot read or write."""
     command = own_command("llamasup")
     if command is None:
         command = ("llamasup",)
@@ -233,7 +233,9 @@ def runtime_argument(runtime: Runtime) -> str:
 
 
 def program_paths(runtime: Runtime) -> list[Path]:
-    """The folders of Python, llamasup and the runtime; those of the bundle, if llamasup has no Python."""
+    """Return the folders of Python, llamasup and the runtime; those of the bundle, if llamasup has no
+    Python.
+    """
     program = Path(sys.executable)
     paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[4]]
     paths.append(program.parent if python_executable() is None else program.resolve().parent.parent)
@@ -241,12 +243,12 @@ def program_paths(runtime: Runtime) -> list[Path]:
 
 
 def with_real_paths(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Each path, and its real path if it is a symlink."""
+    """Return each path, and its real path if it is a symlink."""
     return tuple(dict.fromkeys(str(name) for path in paths for name in (path, path.resolve())))
 
 
 def written_folders(hosts: Iterable[str], access_log: Path | None) -> dict[str, str]:
-    """The folders of listening sockets and of the access log, each with its reason."""
+    """Return the folders of listening sockets and of the access log, each with its reason."""
     folders = {str(Path(host).parent): f"The socket {host}" for host in hosts if host.endswith(".sock")}
     if access_log not in (None, Path("-")):
         folders[str(access_log.parent)] = f"The access log {access_log}"

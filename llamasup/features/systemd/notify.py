@@ -89,7 +89,7 @@ def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
 
 
 def take_sockets(environ: MutableMapping[str, str]) -> tuple[socket.socket, ...]:
-    """The listening sockets of a .socket unit, TCP and Unix, if there is one. Removes the variables.
+    """Return the listening sockets of a .socket unit, TCP and Unix, if there is one. Removes the variables.
 
     Raises ConfigInvalid for a socket of another kind, and closes the others.
     """

@@ -68,7 +68,7 @@ class ServiceRequest(Struct, frozen=True):
 
 
 def run_unit(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
-    """The unit, after all checks that need no started process.
+    """Build the unit, after all checks that need no started process.
 
     Raises the errors of ``llamasup run`` for the model and the runtime, UsageInvalid and ConfigInvalid. If
     there are several, one error describes them all.
@@ -187,7 +187,7 @@ class ServeRequest(Struct, frozen=True, kw_only=True):
 
 
 def service_environment(name: str, account: Account, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of the service that a config can refer to."""
+    """Return the variables of the service that a config can refer to."""
     if account.of_user:
         return {key: environ[key] for key in ("HOME", "USER", "LOGNAME", "SHELL") if key in environ}
     state, cache, run = own_folders(name)
@@ -195,7 +195,7 @@ def service_environment(name: str, account: Account, environ: Mapping[str, str])
 
 
 def serve_unit(request: ServeRequest, environ: Mapping[str, str], obstacles: Obstacles) -> Unit:
-    """The unit, after all checks that need no started process.
+    """Build the unit, after all checks that need no started process.
 
     Raises ModelMissing and ModelInvalid for a model of the config; RuntimeMissing, UsageInvalid and
     ConfigInvalid. If there are several ``obstacles``, one error describes them all.

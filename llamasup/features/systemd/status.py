@@ -156,7 +156,7 @@ def stopping(status: ServiceStatus, *, in_flight: int, needs_s: float) -> tuple[
 
 
 def heartbeat(status: ServiceStatus) -> Messages:
-    """The message of each heartbeat."""
+    """Return the message of each heartbeat."""
     if status.is_starting or status.is_reloading:
         return ("WATCHDOG=1", _extension(EXTENSION_S))
     return ("WATCHDOG=1",)

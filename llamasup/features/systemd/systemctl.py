@@ -57,7 +57,7 @@ class Units(Struct, frozen=True):
         self.systemctl("show", "--property=Version")
 
     def read(self, file_name: str) -> str | None:
-        """The text of an installed unit; None if it does not exist."""
+        """Return the text of an installed unit; None if it does not exist."""
         path = self.path(file_name)
         try:
             return path.read_text("utf-8", "replace")
@@ -69,7 +69,7 @@ class Units(Struct, frozen=True):
             raise _unusable(path, error) from error
 
     def own(self, file_name: str) -> str | None:
-        """Like ``read``. Raises UnitNotOurs for a unit that llamasup has not written."""
+        """Return the same as ``read``. Raises UnitNotOurs for a unit that llamasup has not written."""
         text, path = self.read(file_name), self.path(file_name)
         if text is not None and (path.is_symlink() or not is_ours(text)):
             raise UnitNotOurs(
@@ -126,7 +126,7 @@ class Units(Struct, frozen=True):
         return ""
 
     def state(self, file_name: str) -> Mapping[str, str]:
-        """The properties of a unit."""
+        """Return the properties of a unit."""
         lines = self.systemctl("show", file_name, f"--property={','.join(_PROPERTIES)}").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
@@ -143,7 +143,7 @@ def systemd_version() -> int:
 
 
 def gpu_groups() -> tuple[str, ...]:
-    """The existing groups whose members can open GPUs; systemd rejects unknown groups."""
+    """Return the existing groups whose members can open GPUs; systemd rejects unknown groups."""
     return tuple(name for name in ("render", "video") if native.has_group(name))
 
 
@@ -156,7 +156,7 @@ def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> tuple[s
 
 
 def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
-    """Like ``unreadable_by_others``: why such a user cannot create files in some of ``folders``."""
+    """Return why such a user cannot create files in some of ``folders``; see ``unreadable_by_others``."""
     return _closed_to_others(folders, hidden, stat.S_IWOTH)
 
 

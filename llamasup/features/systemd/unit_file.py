@@ -93,7 +93,7 @@ def checked_name(name: str) -> str:
 
 
 def name_for(model: str, alias: str | None = None) -> str:
-    """The name of a model's service, from ``--alias`` or the file name. Idempotent."""
+    """Return the name of a model's service, from ``--alias`` or the file name. Idempotent."""
     base = PurePath(model).name
     path = model if alias is not None or base.endswith(".gguf") else f"{base}.gguf"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", names_of(path, alias).name).strip("-._")
@@ -115,12 +115,12 @@ def is_home(folder: str) -> bool:
 
 
 def own_folders(name: str) -> tuple[str, str, str]:
-    """The state, cache and runtime folders of the system service with this name."""
+    """Return the state, cache and runtime folders of the system service with this name."""
     return f"/var/lib/llamasup/{name}", f"/var/cache/llamasup/{name}", f"/run/llamasup/{name}"
 
 
 def unit_text(unit: Unit) -> str:
-    """The unit file. Raises UsageInvalid for a path that cannot be written in one."""
+    """Write the unit file. Raises UsageInvalid for a path that cannot be written in one."""
     sections = [
         ("Unit", _unit_section(unit)),
         (
@@ -313,7 +313,7 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def odd_names(unit: Unit) -> Iterator[UsageInvalid]:
-    """The error of ``unit_text`` for each name that systemd cannot read."""
+    """Return the error of ``unit_text`` for each name that systemd cannot read."""
     files = [file.path for file in unit.credentials]
     checks = [(_quoted, [*unit.command, *(files if unit.of_user else ())])]
     if not unit.of_user:

@@ -42,7 +42,7 @@ def delivery_of(status: int, retry_after: str | None) -> Delivery:
 
 
 def delay_s(attempt: int, asked_s: float | None, dice: float) -> float:
-    """The time before the next attempt; ``attempt`` 1 has failed. ``dice``: from 0 to 1, so that many
+    """Return the time before the next attempt; ``attempt`` 1 has failed. ``dice``: from 0 to 1, so that many
     llamasups do not come at the same moment.
     """
     if asked_s is not None:

@@ -53,7 +53,7 @@ def _no_package() -> str:
 
 
 def span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
-    """The exporter of ``environ``; None if tracing is off. Warns if it is on and cannot work."""
+    """Return the exporter of ``environ``; None if tracing is off. Warns if it is on and cannot work."""
     match read_settings(environ):
         case None:
             return None
@@ -98,7 +98,7 @@ class SpanExporter:
         self._writer.put((monotonic(), record))
 
     def dropped(self) -> int:
-        """The number of requests whose spans were lost so far."""
+        """Return the number of requests whose spans were lost so far."""
         return self._writer.rejected + self._writer.lost + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -22,7 +22,7 @@ from llamasup.features.tracing.spans import Span, Value
 
 
 def encoded(spans: Sequence[Span], resource: Iterable[tuple[str, Value]]) -> bytes:
-    """The body of ``POST /v1/traces``."""
+    """Encode the body of ``POST /v1/traces``."""
     scope = messages.ScopeSpans(
         scope=InstrumentationScope(name="llamasup", version=__version__), spans=map(_message, spans)
     )

@@ -160,7 +160,7 @@ def _resource(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...] | None:
-    """``name=value,…`` with percent escapes, as W3C Baggage; None: invalid."""
+    """Read ``name=value,…`` with percent escapes, as W3C Baggage; None if it is invalid."""
     pairs = []
     for pair in text.split(","):
         key, equals, value = pair.partition("=")

@@ -56,7 +56,7 @@ def is_traced(record: RequestRecord) -> bool:
 
 
 def spans_of(record: RequestRecord, ended_ns: int, new_id: Callable[[int], bytes]) -> list[Span]:
-    """The span of the request, then those of its phases. ``new_id`` makes an id of so many bytes."""
+    """Return the span of the request, then those of its phases. ``new_id`` makes an id of so many bytes."""
     trace_id = bytes.fromhex(record.trace_id) or new_id(16)
     root_id = new_id(8)
     start_ns = ended_ns - round(record.duration_s * 1e9)
@@ -83,7 +83,7 @@ def spans_of(record: RequestRecord, ended_ns: int, new_id: Callable[[int], bytes
 
 
 def phases(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """The phases in their order, each with its end in seconds since the start."""
+    """Return the phases in their order, each with its end in seconds since the start."""
     duration_s = record.duration_s
     queue_s = min(max(0.0, record.queue_s), duration_s)
     waited_s = min(max(0.0, record.waited_s), queue_s)

@@ -53,7 +53,7 @@ class Setup(Struct, frozen=True):
     environ: Mapping[str, str]
 
     def value(self, flag: str) -> str | None:
-        """The value of a flag in the plan."""
+        """Return the value of a flag in the plan."""
         argv = self.plan.argv
         return argv[argv.index(flag) + 1] if flag in argv[:-1] else None
 
@@ -84,7 +84,7 @@ _ORDER: Mapping[Purpose, tuple[str, ...]] = {
 
 
 def candidates(setup: Setup) -> tuple[Candidate, ...]:
-    """The candidates, the most promising first."""
+    """Return the candidates, the most promising first."""
     order = _ORDER[setup.purpose]
     found = [one for propose in _PROPOSALS for one in propose(setup) if one.group in order]
     return tuple(sorted(found, key=lambda one: order.index(one.group)))
@@ -105,14 +105,16 @@ def contradict(one: Changes, other: Changes) -> bool:
 
 
 def purpose_of(asked: Purpose | None, profile: Profile | None) -> Purpose:
-    """The purpose of ``--for``; by default that of the profile. The default profile is tuned for latency."""
+    """Return the purpose of ``--for``; by default that of the profile. The default profile is tuned for
+    latency.
+    """
     if asked is not None:
         return asked
     return profile if profile in ("throughput", "memory") else "latency"
 
 
 def default_profile(purpose: Purpose) -> Profile | None:
-    """The profile that is tuned for a purpose, if the user names none."""
+    """Return the profile that is tuned for a purpose, if the user names none."""
     return None if purpose == "latency" else purpose
 
 

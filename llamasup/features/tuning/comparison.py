@@ -126,7 +126,9 @@ class Comparison:
         return self._default
 
     async def calibrated(self, mix: Sequence[Lengths], target_s: float) -> Block:
-        """The block of all measurements, which takes about ``target_s``. This also warms the default up."""
+        """Make the block of all measurements, which takes about ``target_s``. This also warms the
+        default up.
+        """
         default = await self.start_default()
         clients = clients_for(self._purpose, default.plan.parallel)
         ctx_size = default.plan.ctx_size_of_slot
@@ -141,7 +143,9 @@ class Comparison:
         return block_for(mix, scale * target_s / seconds, ctx_size=ctx_size, clients=clients)
 
     async def measure_default(self, block: Block) -> Measurement:
-        """The middle of three, from which the times of all steps are estimated at first."""
+        """Measure three times, and return the middle, from which the times of all steps are estimated at
+        first.
+        """
         default = await self.start_default()
         measured = [await self._of_default(default, block) for _ in range(_FIRST_MEASUREMENTS)]
         middle = middle_of(measured)

@@ -45,8 +45,8 @@ class Probe(Struct, frozen=True):
 
 
 def probes(ctx_size: int, *, drafts: bool) -> tuple[Probe, ...]:
-    """The prompts for a context. For drafts the answers are longer, and each prompt says everything twice, so
-    that something can be drafted from it.
+    """Return the prompts for a context. For drafts the answers are longer, and each prompt says everything
+    twice, so that something can be drafted from it.
     """
     answer, repeats = (_DRAFTED_ANSWER, 2) if drafts else (_ANSWER, 1)
     most = max(repeats, ctx_size - answer - _SPECIAL)

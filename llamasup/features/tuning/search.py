@@ -128,14 +128,16 @@ def next_step(search: Search) -> Step:
 
 
 def observed(search: Search, candidate: Candidate, ratios: Sequence[float]) -> Search:
-    """The search after pairs (or a round) of ``candidate``, the one of ``next_step``."""
+    """Return the search after pairs (or a round) of ``candidate``, the one of ``next_step``."""
     if search.phase == "proof":
         return _with_proof(search, (*_current(search).ratios, *ratios))
     return _advanced(_with_entry(search, candidate, lambda entry: _with_ratios(entry, ratios)))
 
 
 def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "failed") -> Search:
-    """The search after ``candidate`` crashed, did not fit, or (``lossy``) changed the answers too much."""
+    """Return the search after ``candidate`` crashed, did not fit, or (``lossy``) changed the answers too
+    much.
+    """
     if search.phase == "proof":
         proof = replace(_current(search), verdict=Verdict.NOT_BETTER, why=why)
         return _replaced(search, proof)
@@ -172,7 +174,8 @@ def hurry(search: Search) -> Search:
 
 
 def reopened(search: Search) -> Search:
-    """The search in a later call: candidates for which there was no time are tried, if a proof is left.
+    """Return the search in a later call: candidates for which there was no time are tried, if a proof is
+    left.
 
     A proof that has begun continues if its candidate is still chosen then.
     """
@@ -187,12 +190,12 @@ def reopened(search: Search) -> Search:
 
 
 def result(search: Search) -> Proof | None:
-    """The proof of a better configuration, if there is one."""
+    """Return the proof of a better configuration, if there is one."""
     return next((proof for proof in search.proofs if proof.verdict is Verdict.BETTER), None)
 
 
 def proven(proof: Proof) -> Interval:
-    """The gain of a proof with its bounds."""
+    """Return the gain of a proof with its bounds."""
     return bounds(proof.ratios)
 
 

@@ -72,7 +72,7 @@ Progress = Callable[[str], None]
 
 
 def new_search(setup: Setup) -> Search:
-    """A search among all candidates of this build, machine and model."""
+    """Begin a search among all candidates of this build, machine and model."""
     return begin(candidates(setup))
 
 

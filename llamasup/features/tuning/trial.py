@@ -133,7 +133,7 @@ class Trial:
         return as_measured(answers, seconds, memory_bytes)
 
     async def distributions(self, probes: Sequence[Probe], timeout_s: float) -> list[Distribution]:
-        """The probabilities of the tokens after fixed prompts. Raises TrialFailed."""
+        """Measure the probabilities of the tokens after fixed prompts. Raises TrialFailed."""
 
         async def ask_all() -> list[Distribution]:
             found: list[Distribution] = []

@@ -32,13 +32,13 @@ _REVISION = "2"
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """``search`` is None after the end of a search."""
+    """A stored search; ``search`` is None once it has ended."""
 
     search: SavedSearch | None
 
 
 def saved_search(model: FileIdentity) -> SavedSearch | None:
-    """The unfinished search of this state of the file; None without one, or if it cannot be read."""
+    """Return the unfinished search of this state of the file; None without one, or if it cannot be read."""
     with contextlib.suppress(FolderUnusable):
         stored = _store().get(model)
         return None if stored is None else stored.search

@@ -71,7 +71,7 @@ def as_measured(answers: Sequence[Answered], seconds: float, memory_bytes: int) 
 
 
 def middle_of(measured: Sequence[Measurement]) -> Measurement | None:
-    """The median of each figure."""
+    """Return the median of each figure."""
     if not measured:
         return None
     return Measurement(
@@ -83,7 +83,7 @@ def middle_of(measured: Sequence[Measurement]) -> Measurement | None:
 
 
 def log_ratio(purpose: Purpose, default: Measurement, candidate: Measurement) -> float:
-    """The log of the gain, positive if the candidate is better.
+    """Return the log of the gain, positive if the candidate is better.
 
     For latency and throughput: the time of the same requests. For memory: the resident memory after them,
     unless the candidate is slower than four fifths of the default's speed.
@@ -106,7 +106,8 @@ class _Line(msgspec.Struct):
 
 
 def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...]:
-    """The lengths of ``count`` requests that stand for those of an access log, by their sums of tokens.
+    """Return the lengths of ``count`` requests that stand for those of an access log, by their sums of
+    tokens.
 
     Lines that are no answered requests with tokens are skipped.
     """
@@ -133,7 +134,7 @@ def clients_for(purpose: Purpose, slots: int) -> int:
 
 
 def block_for(mix: Sequence[Lengths], scale: float, *, ctx_size: int, clients: int) -> Block:
-    """The requests of one block: the mix ``scale`` times, or with all lengths shortened by that factor.
+    """Make the requests of one block: the mix ``scale`` times, or with all lengths shortened by that factor.
 
     Each client has a request at least.
     """
@@ -160,7 +161,9 @@ def _within(one: Lengths, ctx_size: int) -> Lengths:
 
 
 def prompt_tokens(text: Sequence[int], length: int) -> list[int]:
-    """The first tokens of a tokenized ``text``, which is repeated if a tokenizer makes too few of it."""
+    """Return the first tokens of a tokenized ``text``, which is repeated if a tokenizer makes too few
+    of it.
+    """
     tokens = list(text) or [0]
     return (tokens * -(-length // len(tokens)))[:length]
 

@@ -67,7 +67,7 @@ class Candidate(Struct, frozen=True):
 
 
 def choose(candidates: Iterable[Candidate]) -> str | None:
-    """A loaded model if possible, with few requests, and small: the proof takes its memory twice.
+    """Choose a loaded model if possible, with few requests, and small: the proof takes its memory twice.
 
     None if no model that generates text fits twice. RPC workers serve one llama-server only.
     """

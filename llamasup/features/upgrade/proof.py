@@ -73,7 +73,7 @@ def _request(number: int, ctx_size: int | None, *, is_idle: bool) -> WarmUpReque
 async def prove(
     new: InstanceRunner, old: InstanceRunner, on_trial: Callable[[Trial], None]
 ) -> Accepted | Refused:
-    """The verdict about the build of ``new``. ``on_trial`` gets the figures after each request."""
+    """Return the verdict about the build of ``new``. ``on_trial`` gets the figures after each request."""
     if (why := _other_plan(new, old)) is not None:
         return why
     trial, crashes = Trial(), new.instance.crashes

@@ -118,13 +118,13 @@ def next_step(trial: Trial) -> Step:
 
 
 def speed_of(pairs: Sequence[Pair]) -> Interval:
-    """The speed of the new build as a ratio to that of the running one."""
+    """Return the speed of the new build as a ratio to that of the running one."""
     ratios = [math.log(max(pair.old_s, 1e-9) / max(pair.new_s, 1e-9)) for pair in pairs if pair.alone]
     return bounds(ratios)
 
 
 def agreement(pairs: Sequence[Pair]) -> float:
-    """The mean share of a text up to the first difference."""
+    """Return the mean share of a text up to the first difference."""
     return fmean(_common_share(pair.old_text, pair.new_text) for pair in pairs)
 
 
@@ -213,7 +213,7 @@ def after_crashes(old: int, new: int) -> str:
 
 
 def refusal(build: str, verdict: Refused) -> BuildRefused:
-    """The error for this verdict. Its details show the answer. All text is short and printable."""
+    """Return the error for this verdict. Its details show the answer. All text is short and printable."""
     shown = (("Its answer: ", verdict.answer), ("The answer of the running build: ", verdict.expected))
     details = tuple(f"{what}{_short(text)}" for what, text in shown if text)
     lines = tuple(map(_short, verdict.lines))
@@ -228,7 +228,7 @@ def refusal(build: str, verdict: Refused) -> BuildRefused:
 
 
 def shown_failure(verdict: Refused | None) -> Mapping[str, Any]:
-    """The fields of the report for a failed answer (docs/upgrade.md)."""
+    """Return the fields of the report for a failed answer (docs/upgrade.md)."""
     refused = verdict or Refused("")
     answer, expected = (_short(text) or None for text in (refused.answer, refused.expected))
     return {"answer": answer, "expected": expected, "lines": list(map(_short, refused.lines))}

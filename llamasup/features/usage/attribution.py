@@ -61,7 +61,7 @@ def _difference(before: Counter, after: Counter) -> int | None:
 
 
 def divided(energy_uj: int, begin_s: float, end_s: float, work: Sequence[Work]) -> Mapping[Group, int]:
-    """The share of each group, in microjoules."""
+    """Return the share of each group, in microjoules."""
     parts: list[tuple[float, float, Group, float]] = []
     for one in work:
         began_s, ended_s = max(one.began_s, begin_s), min(one.ended_s, end_s)

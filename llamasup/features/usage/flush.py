@@ -30,7 +30,7 @@ class Saved(Struct, frozen=True):
 
 
 class Question(Struct, frozen=True):
-    """Asks for the sums by the fields ``by``, from the day ``since`` on."""
+    """Requests the sums by the fields ``by``, from the day ``since`` on."""
 
     by: Sequence[str]
     since: date | None

@@ -56,7 +56,7 @@ COUNTS: Final = tuple(name for name in Sums.__struct_fields__ if name != "energy
 
 
 def key_of(client: str) -> str:
-    """The name of the key in ``RequestRecord.client``; empty for an address."""
+    """Return the name of the key in ``RequestRecord.client``; empty for an address."""
     return client.removeprefix(_KEY_PREFIX) if client.startswith(_KEY_PREFIX) else ""
 
 
@@ -70,7 +70,7 @@ def is_error(record: RequestRecord) -> bool:
 
 
 def day_at(now: datetime) -> tuple[str, float]:
-    """The day of a local time, and how many seconds later to ask again."""
+    """Return the day of a local time, and how many seconds later to ask again."""
     midnight = datetime.combine(now.date() + timedelta(days=1), time(), now.tzinfo)
     return now.date().isoformat(), min(_CHECK_DAY_S, (midnight - now).total_seconds())
 
@@ -114,7 +114,7 @@ class Ledger:
         return list(self._sums.items())
 
     def take(self) -> Mapping[Group, Sums]:
-        """All sums; the ledger is empty then."""
+        """Return all sums; the ledger is empty then."""
         taken, self._sums = self._sums, {}
         return taken
 

@@ -94,7 +94,7 @@ class UsageRecorder:
                 self._writer.put(Flush(work=work, measures=measures))
 
     async def report(self, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
-        """The ``usage`` object of the contract, up to now. Saves the sums first. Raises UsageInvalid.
+        """Return the ``usage`` object of the contract, up to now. Saves the sums first. Raises UsageInvalid.
 
         A file that cannot be used is the ``problem`` in the object, which then has the unsaved sums alone.
         """

@@ -36,7 +36,7 @@ def read_by(text: str) -> tuple[str, ...]:
 
 
 def read_since(text: str, today: date) -> date:
-    """A day, or how many days ago. Raises UsageInvalid."""
+    """Read a day, or how many days ago. Raises UsageInvalid."""
     since = None
     with contextlib.suppress(ValueError, OverflowError):
         if ago := _DAYS_AGO.fullmatch(text):
@@ -55,7 +55,7 @@ def read_since(text: str, today: date) -> date:
 
 
 def grouped(rows: Iterable[tuple[Group, Sums]], by: Sequence[str]) -> Mapping[tuple[str, ...], Sums]:
-    """The sums by the values of ``by``, sorted by them."""
+    """Return the sums by the values of ``by``, sorted by them."""
     totals: dict[tuple[str, ...], Sums] = {}
     for group, sums in rows:
         key = tuple(getattr(group, name) for name in by)
@@ -83,7 +83,7 @@ def report(
     file: str | None = None,
     problem: str | None = None,
 ) -> Mapping[str, Any]:
-    """The ``usage`` object (docs/design.md) of rows that are all of ``since`` or later."""
+    """Return the ``usage`` object (docs/design.md) of rows that are all of ``since`` or later."""
     return {
         "by": list(by),
         "since": None if since is None else since.isoformat(),
@@ -94,7 +94,7 @@ def report(
 
 
 def not_counted(by: str, since: str | None, today: date) -> Mapping[str, Any]:
-    """The ``usage`` object of a llamasup that does not count the usage. Raises UsageInvalid."""
+    """Return the ``usage`` object of a llamasup that does not count the usage. Raises UsageInvalid."""
     return report(
         [],
         read_by(by),

@@ -69,12 +69,12 @@ class CorruptFile(UsageFileUnusable):
 
 
 def usage_file() -> Path:
-    """The path of the file. Raises FolderUnusable."""
+    """Return the path of the file. Raises FolderUnusable."""
     return state_folder() / FILE_NAME
 
 
 def today() -> date:
-    """The local day, to which the requests that end now belong."""
+    """Return the local day, to which the requests that end now belong."""
     return datetime.now(UTC).astimezone().date()
 
 
@@ -106,8 +106,8 @@ def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date 
 def read_rows(
     path: Path, by: Sequence[str] = Group._fields, since: date | None = None
 ) -> list[tuple[Group, Sums]]:
-    """The sums of the file for each value of ``by``; the other fields of a group are empty. No rows if the
-    file does not exist. Raises as ``save``.
+    """Return the sums of the file for each value of ``by``; the other fields of a group are empty. No rows if
+    the file does not exist. Raises as ``save``.
     """
     fields = ", ".join(name if name in by else "''" for name in Group._fields)
     # The names are fixed.

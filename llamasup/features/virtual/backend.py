@@ -165,18 +165,20 @@ class VirtualBackend:
 
     # --- virtual models ---------------------------------------------------------------------------------
     def named(self, name: str) -> str | None:
-        """The virtual model with this name in any spelling."""
+        """Return the virtual model with this name in any spelling."""
         return name if name in self._entries else self._spellings.get(folded(name))
 
     def with_own_names(self, model: ResolvedModel) -> ResolvedModel:
-        """The model without the names that lead to virtual models: a key for such a name is no key for it."""
+        """Return the model without the names that lead to virtual models: a key for such a name is no key for
+        it.
+        """
         names = model.names
         if not any(map(self.named, names)):
             return model
         return replace(model, names=tuple(name for name in names if self.named(name) is None))
 
     def why(self, name: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The answer of ``GET models/{id}/why`` for a virtual model. ``why_of``: that of a model."""
+        """Return the answer of ``GET models/{id}/why`` for a virtual model. ``why_of``: that of a model."""
         routes = self._routes(name, create=False)
         known = [route for _, route in routes if not isinstance(route, Unavailable)]
         missing = [candidate.model for candidate, route in routes if isinstance(route, Unavailable)]
@@ -209,7 +211,7 @@ class VirtualBackend:
         return self._entries.keys()
 
     def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | Unavailable]]:
-        """Each virtual model, and where a request for it goes now."""
+        """Return each virtual model, and where a request for it goes now."""
         return map(self.listed_one, self._entries)
 
     def listed_one(self, name: str) -> tuple[str, VirtualEntry, _VirtualRoute | Unavailable]:

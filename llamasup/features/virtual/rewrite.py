@@ -174,7 +174,7 @@ def _with_first(items: msgspec.Raw, item: Any, *, replaced: int = 0) -> msgspec.
 
 
 def _before(content: msgspec.Raw | None, system: str, *, parts: bool = True) -> msgspec.Raw:
-    """``system``, and then the ``content``: a text, or a list of ``parts`` where the API has them.
+    """Return ``system``, and then the ``content``: a text, or a list of ``parts`` where the API has them.
 
     Only ``system`` for anything else: llama-server (b11434) ignores instructions of another type, and so a
     client could leave it out.

@@ -86,7 +86,7 @@ class WrappedLine(Struct, frozen=True):
 
 
 def program_of(command: Sequence[str]) -> tuple[str, ...]:
-    """The words of ``command`` that come before llama-server's own options.
+    """Return the words of ``command`` that come before llama-server's own options.
 
     ``env X=1 llama-server -m m.gguf``: the first three. If no word is named llama-server, the first word is
     the program, and its ``--help`` shows whether it is a llama-server.
@@ -200,7 +200,7 @@ def _preset_port(given: ParsedOption) -> int | None:
 
 
 def _seconds(value: str | None) -> float | None:
-    """None also for an invalid number, which the child will report."""
+    """Read a number. None also for an invalid one, which the child will report."""
     return float(value) if value is not None and re.fullmatch(r"\d{1,9}", value) else None
 
 
@@ -221,7 +221,9 @@ def _serves(options: ParsedOptions) -> ModelClass | None:
 
 
 def read_key_file(text: str) -> tuple[str, ...]:
-    """The keys of an ``--api-key-file``: one per line, including blanks; ``#`` begins a comment (b11434)."""
+    """Read the keys of an ``--api-key-file``: one per line, including blanks; ``#`` begins a comment
+    (b11434).
+    """
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
 
 
@@ -229,7 +231,7 @@ def read_key_file(text: str) -> tuple[str, ...]:
 
 
 def child_argv(line: WrappedLine, address: Address, *, api_key_file: str | None = None) -> tuple[str, ...]:
-    """The user's command line, with the child's private address in place of the public one."""
+    """Return the user's command line, with the child's private address in place of the public one."""
     if isinstance(address, UnixAddress):
         address_args = ["--host", address.path]
     else:
@@ -245,7 +247,7 @@ def child_argv(line: WrappedLine, address: Address, *, api_key_file: str | None 
 def child_environ(
     line: WrappedLine, environ: Mapping[str, str], *, api_key: str | None = None
 ) -> dict[str, str]:
-    """The user's environment, without the variables for the address and for llamasup itself."""
+    """Return the user's environment, without the variables for the address and for llamasup itself."""
     removed = line.removed_variables | _OWN_VARIABLES
     env = {name: value for name, value in environ.items() if name not in removed}
     # ggml's abort handler would start a debugger and wait for it without limit (b11434).
@@ -256,7 +258,7 @@ def child_environ(
 
 
 def query_environ(environ: Mapping[str, str], *, config_home: str | None = None) -> dict[str, str]:
-    """The environment for ``--help``, which fails if a variable belongs to a removed option.
+    """Return the environment for ``--help``, which fails if a variable belongs to a removed option.
 
     ``config_home`` hides the user's config file, in which an invalid value would have the same effect.
     """

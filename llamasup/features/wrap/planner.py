@@ -169,7 +169,7 @@ class WrappedPlanner(FixedPlanner):
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
-    """A client of the child, with its path prefix and one of the keys."""
+    """Return a client of the child, with its path prefix and one of the keys."""
     from llamasup.core.llama_server.client import Prober
 
     return Prober(plan.address, plan.api_key or wrapping.usable_key, prefix=wrapping.line.api_prefix)
@@ -228,7 +228,9 @@ def _not_llama_server(program: Sequence[str], answer: CommandResult) -> BrokenRu
 
 
 def _keys_in(path: str) -> tuple[str, ...] | None:
-    """None if it cannot be read, which the child will report, or is a pipe, which only the child may read."""
+    """Read the keys. None if the file cannot be read, which the child will report, or is a pipe, which only
+    the child may read.
+    """
     try:
         content = Path(path).read_bytes() if Path(path).is_file() else None
     except OSError:

@@ -246,7 +246,7 @@ def batch_object(batch: StoredBatch) -> Mapping[str, Any]:
 
 
 def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Mapping[str, Any]:
-    """A page of a list, as OpenAI's client reads it."""
+    """Return a page of a list, as OpenAI's client reads it."""
     return {
         "object": "list",
         "data": list(objects),
