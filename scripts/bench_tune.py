@@ -36,8 +36,11 @@ from llamasup.core.planning.measured.tuned import Changes  # noqa: E402
 from llamasup.core.settings.model import Settings  # noqa: E402
 from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
 from llamasup.features.tuning.candidates import Candidate, Setup  # noqa: E402
-from llamasup.features.tuning.picture import picture  # noqa: E402
-from llamasup.features.tuning.report import SessionResult, report_as_json  # noqa: E402
+from llamasup.features.tuning.report import (  # noqa: E402
+    SessionResult,
+    picture,  # noqa: E402
+    report_as_json,
+)
 from llamasup.features.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
 from llamasup.features.tuning.session import Options, new_search  # noqa: E402
 from llamasup.features.tuning.tune import tune  # noqa: E402

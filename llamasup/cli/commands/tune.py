@@ -160,7 +160,7 @@ def _prepared(model: str, settings: Any, options: Options) -> Launch:
 def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | int:
     """Return the result, or the exit code if a signal stopped the measurement."""
     from llamasup.cli.stop_signals import STOP_SIGNALS
-    from llamasup.features.tuning.picture import picture as picture_of
+    from llamasup.features.tuning.report import picture as picture_of
     from llamasup.features.tuning.tune import tune as measure
 
     if picture is not None and not os.access(picture.parent, os.W_OK):

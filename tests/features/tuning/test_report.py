@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept
 from llamasup.features.tuning.candidates import Candidate
-from llamasup.features.tuning.picture import picture
 from llamasup.features.tuning.report import (
     SessionResult,
     kept_as_json,
     kept_line,
+    picture,
     report_as_json,
     report_lines,
 )
