@@ -38,7 +38,7 @@ from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
 from llamasup.features.tuning.candidates import Candidate, Setup  # noqa: E402
 from llamasup.features.tuning.report import (  # noqa: E402
     SessionResult,
-    picture,  # noqa: E402
+    picture,
     report_as_json,
 )
 from llamasup.features.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
