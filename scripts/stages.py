@@ -133,6 +133,8 @@ _NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
 _ROOMS_WITH_SOCKETS = (
     *("core/control", "core/hub", "core/proxy", "core/system"),
     *("features/downloads", "features/ollama", "features/peers"),
+    "features/continuation/test_continued_streams.py",
+    *("features/repair/test_conversations.py", "features/repair/test_second_try.py"),
     *("fleet", "security", "service"),
 )
 

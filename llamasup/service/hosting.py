@@ -57,6 +57,7 @@ from llamasup.core.system.process.sweep import record_ready_file, sweep
 from llamasup.core.system.storage.folders import state_folder
 from llamasup.errors import LlamasupError
 from llamasup.features.usage.recorder import UsageRecorder
+from llamasup.service.answer_stages import ANSWER_STAGES
 from llamasup.service.options import ServiceOptions
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class ServiceHost:
             replace(self._proxy_config, limits=replace(limits, connections=connections)),
             metrics=self.metrics,
             on_finished=self._on_finished,
+            stages=ANSWER_STAGES,
         )
         requests = self.live_requests = LiveRequests(
             proxy.clients,

@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -27,22 +26,18 @@ from llamasup.core.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail, 
 from llamasup.core.proxy.answers.redacted_body import RedactedBody
 from llamasup.core.proxy.answers.sse_keepalive import send_keepalive_if_due
 from llamasup.core.proxy.live.state import InFlight, described, phase_of
-from llamasup.core.proxy.request import KeptStream, Request, overdue, record_of
+from llamasup.core.proxy.request import Request, overdue, record_of
+from llamasup.core.proxy.stages import AnswerHead, KeptStream, SecondTry
 from llamasup.core.proxy.translation import ResponseForm, Translation
 from llamasup.core.proxy.upload import Upload
 from llamasup.core.proxy.upstream.abandoned import Abandoned
 from llamasup.core.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
-from llamasup.core.queueing.endpoint import Lease
+from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import GRACE_S
 from llamasup.core.queueing.shared_context import permits_for, prompt_tokens
 from llamasup.core.queueing.suspects import POISON, Next, Suspects, next_step
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.features.continuation.answer import NotContinued
-
-if TYPE_CHECKING:
-    from llamasup.core.proxy.second_try import AnswerHead, HeldAnswer, SecondTry
-    from llamasup.features.repair.answers import Fault
 
 __all__ = ["Exchange"]
 
@@ -56,13 +51,6 @@ _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 # Of another node: its queue is full, it stops or cannot serve the model now; or our key is wrong.
 _NODE_REFUSALS = (401, 429, 503)
-_SCHEMA_IGNORED = HttpError(
-    400,
-    "llama-server has ignored the JSON schema, because it cannot use it",
-    cause="schema_ignored",
-    remedy="remove keywords such as not, oneOf and uniqueItems from it, or ask /v1/chat/completions",
-)
-_TOO_LARGE = HttpError(502, "the second answer is too large to check it")  # the client gets the first one
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
@@ -84,7 +72,7 @@ class Exchange(Struct, eq=False):
     _waiting: Waiting | None = None
     _upstream: Upstream | None = None
     _write: Callable[[bytes], None] = _write_nothing  # to the client; set when the answer begins
-    _tail: deque[bytes] | tuple[bytes, ...] = ()  # the last reads of the answer
+    tail: deque[bytes] | tuple[bytes, ...] = ()  # the last reads of the answer
     _opening: bytes = b""
     _retried: bool = False
     _swept_bytes: int = -1  # ``bytes_out`` at the last sweep
@@ -96,7 +84,6 @@ class Exchange(Struct, eq=False):
     _streams_events: bool = False  # the answer is a stream of events
     _redacted: RedactedBody | None = None
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
-    _not_continued: str | None = None  # why the answer is not continued
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
     _lease_over: bool = False  # the lease has ended before the answer
     _prompt_tokens: int = 0  # an estimate, where all slots share one context
@@ -118,8 +105,8 @@ class Exchange(Struct, eq=False):
         lease.on_revoked(self._revoked)
         if request.jobs > 1 or lease.endpoint.share:
             self._weigh()
-        if request.kept_stream is not None and request.kept_stream.uncounted and lease.endpoint.node is None:
-            work = self._count_and_connect(request.kept_stream)
+        if (kept := request.kept_stream) is not None and kept.is_uncounted and lease.endpoint.node is None:
+            work = self._count_and_connect(kept)
             self._downstream.proxy.start_soon(work, "count the tokens of a stream")
             return
         pool = self._downstream.proxy.pool_of(lease.endpoint)
@@ -140,18 +127,11 @@ class Exchange(Struct, eq=False):
 
     async def _count_and_connect(self, stream: KeptStream) -> None:
         """Only the model knows how many tokens the client has, if one event may have several."""
-        # Here, because few streams are continued.
-        from llamasup.core.llama_server.client import Prober
-
-        endpoint, head = self._lease.endpoint, self._request.head
-        prefix = head.path.decode("latin-1").removesuffix(head.route.label)
-        async with Prober(endpoint.address, endpoint.api_key, prefix=prefix) as server:
-            tokens = await server.count_tokens(stream.uncounted)
+        tokens = await stream.count(self._lease.endpoint)
         if not self.over:
             if tokens is not None:
-                with suppress(NotContinued):  # it was continued without this number, and still is
-                    self._request.body = stream.continued_body(tokens)
-            self._downstream.proxy.pool_of(endpoint).connect(self)
+                stream.ask_for_rest(tokens)  # if not: it was asked for without this number, and still is
+            self._downstream.proxy.pool_of(self._lease.endpoint).connect(self)
 
     def connected(self, upstream: Upstream) -> None:
         """Send the request with a new head: our framing, and the child's own key (X5, X9)."""
@@ -201,7 +181,7 @@ class Exchange(Struct, eq=False):
         if self._lease.endpoint.share and self._is_crowded(upstream, body):
             return
         second_try = self._request.second_try
-        if second_try is not None and self._holds(second_try, upstream, framing, body):
+        if second_try is not None and second_try.takes(self, upstream, framing, body):
             return
         self.first_byte_at = monotonic()
         self.status = upstream.status
@@ -235,11 +215,11 @@ class Exchange(Struct, eq=False):
             self._write_head(upstream, framing, b"")
             self._write = kept.first(self._write)
             self._write(body)
-        self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
+        self.tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
         if (request.jobs > 1 or request.quota is not None) and self._is_metered:
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
-            self._tail = MeteredTail(self._meter)
-            self._tail.append(body)
+            self.tail = MeteredTail(self._meter)
+            self.tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
             if kept is not None:
@@ -247,74 +227,28 @@ class Exchange(Struct, eq=False):
         if downstream.paused:
             upstream.pause()
 
-    # --- a second attempt
+    # --- for the stage that holds its answer (``HeldExchange``)
 
     @property
-    def _asks_again(self) -> bool:
-        """Whether this is the second attempt, and the client has received nothing of its answer."""
-        second_try = self._request.second_try
-        return second_try is not None and second_try.runs
+    def endpoint(self) -> Endpoint:
+        return self._lease.endpoint
 
-    def _holds(self, second_try: SecondTry, upstream: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Hold an answer that may have to be requested a second time. A node decides that itself."""
-        second_try.held = None  # of a server that has ended
-        if self._lease.endpoint.node is not None or self.upload is not None:
-            return False
-        if second_try.hold(upstream, framing, body):
-            self.bytes_out = len(body)
-            self._tail = deque((body,))
-            self._write = self._hold_more
-            return True
-        if second_try.runs:
-            self._take_second(second_try)
-        return False
+    @property
+    def counted_as(self) -> str:
+        """The model that the request counts for."""
+        return self._request.counted_as or self._lease.endpoint.model
 
-    def _hold_more(self, _data: bytes) -> None:
-        """More of a held answer has arrived. A first one that is too large is forwarded as it comes."""
-        second_try, upstream = self._request.second_try, self._upstream
-        assert second_try is not None
-        assert upstream is not None
-        if not second_try.is_too_large(self.bytes_out):
-            return
-        if second_try.runs:
-            asyncio.get_running_loop().call_soon(self._fail_unless_over, _TOO_LARGE)
-            return
-        assert second_try.held is not None
-        framing, second_try.is_over = second_try.held.framing, True
-        self.begin(upstream, framing, b"".join(self._tail))
+    @property
+    def is_uploaded(self) -> bool:
+        return self.upload is not None
 
-    def _asked_again(self, second_try: SecondTry) -> bool:
-        """A held answer is complete: send the request again, or give the client its answer."""
-        endpoint = self._lease.endpoint
-        self._upstream = None  # it has gone back to its pool: a slow client must not pause it
-        answer = second_try.complete(self._tail)
-        if second_try.first is None:
-            fault = second_try.fault_of(answer)
-            if fault is not None and not fault.may_change:
-                self._refuse_schema(second_try, answer, fault)
-                return True
-            stops = endpoint.closed or self._downstream.proxy.draining
-            if fault is not None and not stops and self._send_again(second_try, answer, fault):
-                return True
-            second_try.is_over = True
-        elif second_try.is_good(answer):
-            self._take_second(second_try)
-        else:
-            endpoint.count_answer(answer.status, infers=True)
-            answer = self._take_first(second_try, answer)
-        self.begin(answer, answer.framing, answer.body)
-        return False
+    def hold(self, beginning: bytes, more: Callable[[bytes], None]) -> None:
+        self.bytes_out = len(beginning)
+        self.tail = deque((beginning,))
+        self._write = more
 
-    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> bool:
-        """Send the request again, with the same lease: it has its permit until the end. False: its body does
-        not allow it.
-        """
-        request = self._request
-        second = second_try.again(answer, fault, request.body, request.id)
-        if second is None:
-            return False
-        request.body = second
-        self._tail, self._write = (), _write_nothing
+    def send_again(self) -> None:
+        self.tail, self._write = (), _write_nothing
         self.answered = self._retried = False
         self.bytes_out = 0
         pool = self._downstream.proxy.pool_of(self._lease.endpoint)
@@ -323,37 +257,25 @@ class Exchange(Struct, eq=False):
             self.connected(upstream)
         else:
             pool.connect(self)
-        return True
 
-    def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
-        self._lease.endpoint.count_answer(answer.status, infers=True)
-        second_try.give_up(answer)
-        self._request.mark_unrepaired(fault.value)
-        self._downstream.proxy.metrics.count_repaired(self._counted_as, fault.value)
-        self._fail(_SCHEMA_IGNORED, "upstream_failed")
+    def fail_soon(self, error: HttpError) -> None:
+        asyncio.get_running_loop().call_soon(self._fail_unless_over, error)
 
-    def _take_second(self, second_try: SecondTry) -> None:
-        """The second answer is for the client."""
-        assert second_try.first is not None
-        second_try.is_over = True
-        self._lease.endpoint.count_answer(second_try.first.status, infers=True)
-        self._request.mark_repaired(second_try.what)
-        self._downstream.proxy.metrics.count_repaired(self._counted_as, second_try.what)
+    def _fail_unless_over(self, error: HttpError) -> None:
+        if not self.over:
+            self.fail(error, "upstream_failed")
 
-    def _take_first(self, second_try: SecondTry, second: HeldAnswer | None = None) -> HeldAnswer:
-        what = f"{second_try.what}_failed"
-        self._request.mark_unrepaired(what)
-        self._downstream.proxy.metrics.count_repaired(self._counted_as, what)
-        return second_try.give_first(second)
-
-    def _answer_first(self) -> None:
-        """End the second attempt before its answer, and give the client the first one."""
+    @property
+    def _asks_again(self) -> bool:
+        """Whether this is the second attempt, and the client has received nothing of its answer."""
         second_try = self._request.second_try
-        assert second_try is not None
+        return second_try is not None and second_try.runs
+
+    def _answer_first(self, second_try: SecondTry) -> None:
+        """End the second attempt before its answer, and give the client the first one."""
         self._release(abort=True)
         self.over, self._lease_over = False, True
-        first = self._take_first(second_try)
-        self.begin(first, first.framing, first.body)
+        second_try.begin_first(self)
         self.finished()
 
     def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
@@ -362,28 +284,17 @@ class Exchange(Struct, eq=False):
         stream = request.kept_stream
         if stream is not None:
             repeats = self._lease.endpoint.repeats_begun_message
-            stream.expect(repeats=repeats, fail=self._continues_wrongly)
+            stream.expect(repeats=repeats, fail=self.fail_soon)
             return stream
         if route is None or not route.served.queue.continues_streams:
             return None
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
             return None
-        from llamasup.core.proxy.answers.continued_stream import ContinuedStream, is_continuable
-
-        if not is_continuable(request):
-            return None
-        stream = ContinuedStream(self._downstream, request, self.sent_at, self.first_byte_at)
-        request.kept_stream = stream
-        return stream
-
-    def _continues_wrongly(self, error: HttpError) -> None:
-        """The new answer is not a continuation. Called while its bytes are relayed."""
-        asyncio.get_running_loop().call_soon(self._fail_unless_over, error)
-
-    def _fail_unless_over(self, error: HttpError) -> None:
-        if not self.over:
-            self._fail(error, "upstream_failed")
+        keep = self._downstream.proxy.stages.keep
+        if keep is not None:
+            request.kept_stream = keep(self._downstream, request, self.sent_at, self.first_byte_at)
+        return request.kept_stream
 
     def _node_refused(self, upstream: AnswerHead, body: bytes) -> bool:
         """Whether this answer of another node is not for the client: another server takes the request, or
@@ -400,7 +311,7 @@ class Exchange(Struct, eq=False):
         self._upstream = None
         upstream.abort()
         reason = f"{self._lease.endpoint.server} does not accept our key"
-        self._fail(HttpError(502, reason, "server_error", "node_refused", "see llamasup's log"), "refused")
+        self.fail(HttpError(502, reason, "server_error", "node_refused", "see llamasup's log"), "refused")
         return True
 
     def _is_crowded(self, upstream: AnswerHead, body: bytes) -> bool:
@@ -523,18 +434,20 @@ class Exchange(Struct, eq=False):
                 return
         self.bytes_out += len(data)
         self._lease.endpoint.bytes_relayed += len(data)
-        self._tail.append(data)  # type: ignore[union-attr]  # the answer was not complete when it began
+        self.tail.append(data)  # type: ignore[union-attr]  # the answer was not complete when it began
         self._write(data)
 
     def last_bytes(self) -> bytes:
-        return b"".join(self._tail)[-8:]
+        return b"".join(self.tail)[-8:]
 
     def finished(self) -> None:
         if self.over:  # a node refused the request, which has gone elsewhere
             return
         second_try = self._request.second_try
-        if second_try is not None and second_try.held is not None and self._asked_again(second_try):
-            return
+        if second_try is not None and second_try.holds:
+            self._upstream = None  # it has gone back to its pool: a slow client must not pause it
+            if second_try.completed(self, draining=self._downstream.proxy.draining):
+                return
         now, request, lease = monotonic(), self._request, self._lease
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if request.suspicion is not None and self._suspects is not None:
@@ -610,7 +523,7 @@ class Exchange(Struct, eq=False):
         if closed:
             self._await_cause(error)
         else:
-            self._fail(error, "upstream_failed")
+            self.fail(error, "upstream_failed")
 
     def _end_if_complete(self) -> bool:
         """End the answer as usual if llama-server ended between its last event and the end of the body."""
@@ -631,7 +544,7 @@ class Exchange(Struct, eq=False):
         may_wait = (self._can_answer or self._can_send_event) and not self._asks_again
         if self._lease.endpoint.closed or not may_wait:
             self._suspect()
-            self._fail(error, "upstream_failed")
+            self.fail(error, "upstream_failed")
             return
         self._end_error = error
         if self.upload is not None:
@@ -642,18 +555,18 @@ class Exchange(Struct, eq=False):
 
     def _cause_unknown(self) -> None:
         if not self.over and self._end_error is not None:
-            self._fail(self._end_error, "upstream_failed")
+            self.fail(self._end_error, "upstream_failed")
 
     def _revoked(self, why: Unavailable) -> None:
         """The generation is being stopped (S13, S16) or has ended (S1)."""
         if self.over or self._end_if_complete():
             return
         if (refusal := self._refusal(why)) is not None:
-            self._fail(refusal, "revoked")
+            self.fail(refusal, "revoked")
             return
         if self._end_error is not None:
             self._suspect()
-            self._fail(_with_cause(self._end_error, why), "upstream_failed")
+            self.fail(_with_cause(self._end_error, why), "upstream_failed")
             return
         if self._requeue():
             return
@@ -661,7 +574,7 @@ class Exchange(Struct, eq=False):
         error = why.as_error()
         if not self.status and self._waiting is not None and (permanent := self._waiting.unqueueable_error()):
             error = permanent  # the model does not return: its remedy is more useful than this reason
-        self._fail(error, "revoked")
+        self.fail(error, "revoked")
 
     # --- whether this request has ended the server
 
@@ -709,22 +622,17 @@ class Exchange(Struct, eq=False):
             self._record("client_gone", CLIENT_GONE if not self.status else self.status)
 
     def refused(self, error: HttpError) -> None:
-        self._fail(error, "refused")
+        self.fail(error, "refused")
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the request because an administrator cancelled it, or another client needs its slot."""
-        self._fail(error, outcome)
+        self.fail(error, outcome)
 
     def held_slots(self) -> HeldSlots | None:
         request, lease = self._request, self._lease
         if self.over or not lease.since_s:
             return None
-        return HeldSlots(self._counted_as, request.client, lease.since_s, lease.weight)
-
-    @property
-    def _counted_as(self) -> str:
-        """The model that the request counts for."""
-        return self._request.counted_as or self._lease.endpoint.model
+        return HeldSlots(self.counted_as, request.client, lease.since_s, lease.weight)
 
     def waits_since(self) -> float:
         return 0.0
@@ -736,7 +644,7 @@ class Exchange(Struct, eq=False):
             needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
         )
         since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
-        shown = described(request, phase, now, model=self._counted_as, since_s=since_s)
+        shown = described(request, phase, now, model=self.counted_as, since_s=since_s)
         waiting = self._waiting
         shown = replace(
             shown,
@@ -751,7 +659,7 @@ class Exchange(Struct, eq=False):
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
         proxy = self._downstream.proxy
         if (error := overdue(self._request, proxy.config, now)) is not None:
-            self._fail(error, "timed_out")
+            self.fail(error, "timed_out")
             return
         if not self.status:
             send_keepalive_if_due(self._downstream, self._request, now)
@@ -770,7 +678,7 @@ class Exchange(Struct, eq=False):
             self._progress_at = now
         elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
             reason = f"{self._lease.endpoint.server} has sent nothing for {proxy.limits.upstream_idle_s:g} s"
-            self._fail(
+            self.fail(
                 HttpError(504, reason, "timeout_error", "upstream_idle", "try again"), "upstream_failed"
             )
 
@@ -823,18 +731,18 @@ class Exchange(Struct, eq=False):
             return False
         waiting = self._waiting
         if waiting is None:
-            waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
+            waiting = self._waiting = Waiting(downstream, request, queue, self.counted_as)
         if crowded:
             is_queued = waiting.isolate(self._lease, queue)
         else:
             is_queued = waiting.requeue(self._lease, queue, sent=self.sent_at > 0.0)
         if not is_queued:
-            if self.status:
+            if self.status and (stream := request.kept_stream) is not None:
                 request.body = b""
-                self._refuse_to_continue("it was sent again before, or no llama-server can take it")
+                self._refuse_to_continue(stream, "it was sent again before, or no llama-server can take it")
             return False
         if self.status:
-            downstream.proxy.metrics.count_continued(self._counted_as, "continued")
+            downstream.proxy.metrics.count_continued(self.counted_as, "continued")
         downstream.exchange_waits(waiting)
         self._release(abort=has_ended)  # last: the free permit may serve the queued request at once
         return True
@@ -843,20 +751,17 @@ class Exchange(Struct, eq=False):
         """Make the request that continues the answer. False: that is not possible."""
         stream = request.kept_stream
         assert stream is not None
-        if self._not_continued is None:
-            try:
-                request.body = stream.continued_body()
-            except NotContinued as reason:
-                self._refuse_to_continue(str(reason))
-        if self._not_continued is not None:
+        if not stream.refusal and (reason := stream.ask_for_rest()):
+            self._refuse_to_continue(stream, reason)
+        if stream.refusal:
             return False
         request.keepalive_stream = stream
         request.next_comment_at = 0.0
         return True
 
-    def _refuse_to_continue(self, reason: str) -> None:
-        self._not_continued = reason
-        self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
+    def _refuse_to_continue(self, stream: KeptStream, reason: str) -> None:
+        stream.refusal = reason
+        self._downstream.proxy.metrics.count_continued(self.counted_as, "refused")
 
     def _release(self, *, abort: bool = False) -> None:
         self.over = True
@@ -879,13 +784,15 @@ class Exchange(Struct, eq=False):
         lease.release()
         request.slot_s += lease.permit_s
 
-    def _fail(self, error: HttpError, outcome: str) -> None:
-        if self._asks_again and outcome != CANCELLED:
-            self._answer_first()
+    def fail(self, error: HttpError, outcome: str) -> None:
+        request = self._request
+        second_try, kept = request.second_try, request.kept_stream
+        if second_try is not None and second_try.runs and outcome != CANCELLED:
+            self._answer_first(second_try)
             return
-        if self._not_continued is not None:
-            error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
-        self._request.cause = error.cause
+        if kept is not None and kept.refusal:
+            error = replace(error, message=f"{error.message} (not continued: {kept.refusal})")
+        request.cause = error.cause
         can_send_event = self._can_send_event
         self._release(abort=True)
         if self._can_answer:
@@ -932,7 +839,7 @@ class Exchange(Struct, eq=False):
         now = now or monotonic()
         second_try = request.second_try
         received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
-        stream, reads, bytes_out = request.kept_stream, self._tail, self.bytes_out
+        stream, reads, bytes_out = request.kept_stream, self.tail, self.bytes_out
         is_continued = stream is not None and stream.is_continued
         if stream is not None and is_continued:
             sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
@@ -945,7 +852,7 @@ class Exchange(Struct, eq=False):
                 if self._meter is None or self._meter.items == 1:
                     context = context_end(tail, counts, endpoint.window)
             elif self.status >= 400:
-                context = context_refusal(tail_of(self._tail))
+                context = context_refusal(tail_of(self.tail))
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
             counts_tokens = request.quota is not None and request.quota.counts_tokens
@@ -964,7 +871,7 @@ class Exchange(Struct, eq=False):
                 status or self.status,
                 outcome,
                 now,
-                self._counted_as,
+                self.counted_as,
                 endpoint.generation,
                 (sent_at or now) - received_at,
                 first_byte_at - received_at if first_byte_at else None,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from llamasup.core.auth.key_limits import Keys
 from llamasup.core.http.heads import HttpError
@@ -21,8 +23,22 @@ from llamasup.core.proxy.connections import Connection, Connections
 from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits, ProxyConfig
+from llamasup.core.proxy.stages import KeptStream
 from llamasup.core.proxy.upstream.pool import UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.settings.repairs import Repairs
+
+
+class AnswerStages(Struct, frozen=True):
+    """Makes the stages that features add to some requests. None: there is no such feature.
+
+    ``repair`` is called for a request to a model that repairs something, before its lease. It may change the
+    body, and set the ``second_try`` of the request. ``keep`` is called when a stream begins whose model
+    continues streams, with the times of ``KeptStream``. It returns None if the stream cannot be kept.
+    """
+
+    repair: Callable[[Request, Repairs, Metrics], None] | None = None
+    keep: Callable[[ClientConnection, Request, float, float], KeptStream | None] | None = None
 
 
 class ProxyContext(Protocol):
@@ -47,6 +63,7 @@ class ProxyContext(Protocol):
     """The number of uploads to the API for batches, by client."""
     outbox: Outbox
     """Takes what is written to clients and to llama-servers."""
+    stages: AnswerStages
 
     def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
         """As ``Connections.enter``. Also raises ConnectionAbortedError if the proxy has been closed."""
@@ -130,3 +147,6 @@ class ClientConnection(Protocol):
     def upload_over(self) -> None:
         """The upload has ended, with or without the whole body."""
         ...
+
+
+NO_STAGES: Final = AnswerStages()

@@ -26,6 +26,7 @@ from llamasup.core.proxy.connections import Connection, Connections
 from llamasup.core.proxy.console_access import ConsoleAccess
 from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.downstream import Downstream
+from llamasup.core.proxy.interfaces import NO_STAGES, AnswerStages
 from llamasup.core.proxy.listeners.bind import BACKLOG
 from llamasup.core.proxy.listeners.tls import SecureListener, TlsContext
 from llamasup.core.proxy.outbox import Outbox
@@ -55,10 +56,12 @@ class Proxy:
         control: Endpoint | None = None,
         metrics: Metrics | None = None,
         on_finished: Callable[[RequestRecord], None] | None = None,
+        stages: AnswerStages = NO_STAGES,
     ) -> None:
         self.backend = backend
         self.config = config
         self.limits = config.limits
+        self.stages = stages
         self.keys = Keys(config.key_file, config.api_keys, monotonic)
         self.console = ConsoleAccess(
             secrets.token_urlsafe(32), is_on=config.console, owns_address=config.route_by_model

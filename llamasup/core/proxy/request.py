@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,7 +20,7 @@ from llamasup.core.queueing.queue_order import granted
 from llamasup.core.queueing.suspects import Suspicion
 
 if TYPE_CHECKING:
-    from llamasup.core.proxy.second_try import SecondTry
+    from llamasup.core.proxy.stages import BegunStream, KeptStream, SecondTry
     from llamasup.core.proxy.translation import Translation
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
@@ -32,88 +31,6 @@ class _Streamed(msgspec.Struct):
 
 
 _read_streamed = msgspec.json.Decoder(_Streamed).decode
-
-
-class BegunStream(Protocol):
-    """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
-
-    def comment(self, text: str) -> None:
-        """Send an SSE comment."""
-        ...
-
-    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        """Continue with llama-server's answer; returns the function that takes its body."""
-        ...
-
-    @property
-    def is_relayed(self) -> bool:
-        """Whether that answer is also a stream, so that the client gets it unchanged."""
-        ...
-
-    def finish(self, status: int) -> bytes | None:
-        """The answer is complete. Returns the error body for ``fail`` if it was not a stream, else None."""
-        ...
-
-    def fail(self, error: bytes) -> None:
-        """End with the event of this error body."""
-        ...
-
-
-class KeptStream(BegunStream, Protocol):
-    """A stream that is kept so that a later llama-server can continue it (``ContinuedStream``).
-
-    ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
-    ``is_continued``: a second one has been asked for the rest. ``is_complete``: only the end of the body is
-    missing. ``tail``: what was sent last.
-    """
-
-    sent_at: float
-    first_byte_at: float
-    opening: bytes
-
-    @property
-    def is_continued(self) -> bool: ...
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    @property
-    def tail(self) -> deque[bytes]: ...
-
-    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """The function that takes the first part of the answer; ``write`` sends it to the client."""
-        ...
-
-    @property
-    def pieces(self) -> int:
-        """The tokens of the first part, once its rest has been asked for."""
-        ...
-
-    @property
-    def sent_bytes(self) -> int: ...
-
-    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
-        """A next part begins. ``fail`` is called if it does not continue the answer.
-
-        ``repeats``: as in ``Endpoint.repeats_begun_message``.
-        """
-        ...
-
-    @property
-    def uncounted(self) -> str:
-        """The text of the first part, if its tokens have to be counted, once its rest has been asked for."""
-        ...
-
-    def continued_body(self, tokens: int = 0) -> bytes:
-        """The body of the request for the rest. Raises NotContinued with the reason.
-
-        ``tokens``: those of ``uncounted``, if they are known.
-        """
-        ...
-
-    def end(self) -> None:
-        """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
-        ...
 
 
 class Request(msgspec.Struct, eq=False):

@@ -14,7 +14,7 @@ import msgspec
 
 from llamasup.core.http.heads import Head, HttpError, error_response, response, with_query
 from llamasup.core.http.requested_model import FORMS_ONLY, named_in_path, plain_json, renamed_query
-from llamasup.core.http.routes import CHATS, CONTROL, RESPONSES
+from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ModelList, ServedModel, VirtualRoute, is_virtual
@@ -23,7 +23,7 @@ from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.suspects import Suspects, alone_s
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.repairs import NO_REPAIRS
 from llamasup.core.system.text import INVALID_JSON
 
 __all__ = [
@@ -44,8 +44,6 @@ _LEADING = frozenset({b"/", b"/llamasup"})  # these may lead a browser to the co
 # The names of headers that a page wants to send. OpenAI's client has a dozen (X-Stainless-…).
 _are_names = re.compile(rb"[A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*").fullmatch
 _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
-
-_CONVERSATIONS: Final = CHATS | RESPONSES  # their bodies may have earlier tool calls
 
 _MAX_SHOWN: Final = 200  # letters of an error
 
@@ -131,8 +129,9 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return Unavailable.because(refusal)
-    if (repairs := route.served.repairs) is not NO_REPAIRS and request.body:
-        _repair(request, repairs, proxy)
+    repairs, repair = route.served.repairs, proxy.stages.repair
+    if repairs is not NO_REPAIRS and request.body and repair is not None:
+        repair(request, repairs, proxy.metrics)
     if request.body and (suspects := route.served.queue.suspects).known:
         return _lease_beside(suspects, request, route.served)
     return route.served.lease(infers=infers, body=request.body)
@@ -181,29 +180,6 @@ def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
             return body
         request.body = body
     return None
-
-
-def _repair(request: Request, repairs: Repairs, proxy: ProxyContext) -> None:
-    """Make the tool calls of a conversation valid, which llama-server would refuse, and decide which checks
-    its answer has to pass.
-    """
-    # Here, because few models ask for it.
-    from llamasup.core.proxy.second_try import SecondTry
-    from llamasup.features.repair.answers import checks_for
-    from llamasup.features.repair.history import with_valid_arguments
-
-    label = request.head.route.label
-    if repairs.tool_calls and label in _CONVERSATIONS:
-        body = with_valid_arguments(request.body)
-        if body is not None:
-            request.body = body
-            request.mark_repaired("arguments")
-            assert request.model_route is not None
-            proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
-    # A batch decides itself what it requests a second time. Of several answers, most may be good.
-    if request.needs_permit and request.jobs == 1 and not request.is_batch:
-        checks = checks_for(repairs, label, request.body)
-        request.second_try = None if checks is None else SecondTry(checks)
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:

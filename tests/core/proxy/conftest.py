@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The proxy's clock, which a test can set forward."""
     clock = Clock()
     for name, module in list(sys.modules.items()):
-        if name.startswith("llamasup.proxy.") and vars(module).get("monotonic") is monotonic:
+        if name.startswith("llamasup.core.proxy.") and vars(module).get("monotonic") is monotonic:
             monkeypatch.setattr(module, "monotonic", clock)
     return clock
 

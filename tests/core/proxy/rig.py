@@ -30,6 +30,7 @@ from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import MAX_WAITING, RequestQueue
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.kit.patience import PATIENCE_S as PATIENCE_S
 from tests.kit.patience import eventually as eventually
 
@@ -220,7 +221,13 @@ class Rig:
         self._family = own[0].family
 
         async def start() -> Proxy:
-            proxy = Proxy(self.backend, config, control=control_endpoint, on_finished=self._records.put)
+            proxy = Proxy(
+                self.backend,
+                config,
+                control=control_endpoint,
+                on_finished=self._records.put,
+                stages=ANSWER_STAGES,
+            )
             await proxy.start(own, trusted=trusted, tls=tls, dialect=dialect)
             return proxy
 

@@ -32,6 +32,7 @@ from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.parsers import record_parser_input
 from tests.core.proxy.rig import CHAT, answer, chunk, post
@@ -151,7 +152,8 @@ class Wired:
         monkeypatch.setattr(UpstreamPool, "connect", connect)
         self.records = 0
         backend = OneModel(continues_streams=continues_streams)
-        proxy = Proxy(backend, ProxyConfig(api_keys=("sesame",)), on_finished=self._finished)
+        config = ProxyConfig(api_keys=("sesame",))
+        proxy = Proxy(backend, config, on_finished=self._finished, stages=ANSWER_STAGES)
         self.client = Downstream(proxy, AccessPolicy(proxy.config, proxy.keys))
         self.client.connection_made(cast("asyncio.Transport", Socket()))
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from llamasup.core.http.schema_check import AskedJson
 from llamasup.core.proxy import ProxyConfig
-from llamasup.core.proxy.second_try import SecondTry
-from llamasup.features.repair.answers import Checks
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import LOADING, await_queued, make_unavailable, send_chat
 from tests.core.proxy.rig import CHAT, post, streaming
@@ -25,11 +22,6 @@ def test_connection_shows_its_exchange_lease_and_endpoint(make_rig: MakeRig) -> 
     assert "0 idle, 1 open" in pools
     assert SECRET not in shown + pools
     assert "nobody" not in shown + pools
-
-
-def test_second_try_does_not_show_the_schema() -> None:
-    checks = Checks(CHAT.decode(), tool_calls=True, json=AskedJson({"const": SECRET}))
-    assert repr(SecondTry(checks)) == "<SecondTry of /v1/chat/completions, fault None, over: False>"
 
 
 def test_connection_shows_that_its_request_waits(make_rig: MakeRig) -> None:

@@ -10,7 +10,8 @@ import pytest
 from llamasup.core.http.chunks import Dechunker
 from tests.core.proxy.generations import FAILED, await_queued, end_generation
 from tests.core.proxy.rig import STREAM_HEAD, Rig, Wire, answer
-from tests.core.proxy.test_continued_streams import (
+from tests.features.continuation.streams import PIECES, ChatServer, framed
+from tests.features.continuation.test_continued_streams import (
     FIRST,
     LAST_CHUNK,
     SECOND,
@@ -19,7 +20,6 @@ from tests.core.proxy.test_continued_streams import (
     rest_of,
     set_continues,
 )
-from tests.features.continuation.streams import PIECES, ChatServer, framed
 from tests.features.ollama.test_dialect import HI, MakeRig, ask, line
 from tests.features.ollama.test_dialect import kept as kept
 from tests.features.ollama.test_dialect import make as make

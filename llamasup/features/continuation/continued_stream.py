@@ -9,14 +9,19 @@ from llamasup.core.http.heads import HttpError, error_body
 from llamasup.core.proxy.answers.sse_keepalive import KeepaliveStream
 from llamasup.core.proxy.interfaces import ClientConnection
 from llamasup.core.proxy.request import Request
+from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.continuation.answer import NotContinued
 from llamasup.features.continuation.apis import API_BY_ROUTE
 from llamasup.features.continuation.stream import MAX_KEPT, Recording
 
 
-def is_continuable(request: Request) -> bool:
-    """Whether the answer may be kept: its form is known, and its request is small enough."""
-    return request.head.route.label in API_BY_ROUTE and request.jobs == 1 and len(request.body) <= MAX_KEPT
+def keep(
+    downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
+) -> ContinuedStream | None:
+    """Keep the stream that begins, if its form is known and its request is small enough."""
+    if request.head.route.label not in API_BY_ROUTE or request.jobs != 1 or len(request.body) > MAX_KEPT:
+        return None
+    return ContinuedStream(downstream, request, sent_at, first_byte_at)
 
 
 class ContinuedStream:
@@ -35,6 +40,7 @@ class ContinuedStream:
         "_write",
         "first_byte_at",
         "opening",
+        "refusal",
         "sent_at",
     )
 
@@ -45,6 +51,7 @@ class ContinuedStream:
         self.sent_at = sent_at
         self.first_byte_at = first_byte_at
         self.opening = b""
+        self.refusal = ""
         self._request = request
         self._write: Callable[[bytes], None] = downstream.send
         self._rest = KeepaliveStream(downstream, request, has_head=True)
@@ -81,11 +88,23 @@ class ContinuedStream:
         self._repeats, self._on_failure = repeats, fail
 
     @property
-    def uncounted(self) -> str:
-        return self._recording.uncounted
+    def is_uncounted(self) -> bool:
+        return bool(self._recording.uncounted)
 
-    def continued_body(self, tokens: int = 0) -> bytes:
-        return self._recording.continued_body(tokens)
+    async def count(self, endpoint: Endpoint) -> int | None:
+        from llamasup.core.llama_server.client import Prober  # here, because few streams are continued
+
+        head = self._request.head
+        prefix = head.path.decode("latin-1").removesuffix(head.route.label)
+        async with Prober(endpoint.address, endpoint.api_key, prefix=prefix) as server:
+            return await server.count_tokens(self._recording.uncounted)
+
+    def ask_for_rest(self, tokens: int = 0) -> str:
+        try:
+            self._request.body = self._recording.continued_body(tokens)
+        except NotContinued as reason:
+            return str(reason)
+        return ""
 
     def end(self) -> None:
         self._recording.end()

@@ -1,4 +1,4 @@
-"""Answers that cannot be used are requested a second time, with another seed (``proxy/second_try.py``)."""
+"""Answers that cannot be used are requested a second time, with another seed (``repair/second_try.py``)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import pytest
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route
+from llamasup.core.http.schema_check import AskedJson
 from llamasup.core.models.virtual import Candidate, Changes
-from llamasup.core.observability.counters import CANCELLED
+from llamasup.core.observability.counters import CANCELLED, Metrics
 from llamasup.core.proxy import ProxyConfig, bind
 from llamasup.core.proxy.downstream import Downstream
+from llamasup.core.proxy.request import UNREAD, Request
 from llamasup.core.proxy.settings import Limits
 from llamasup.core.queueing.endpoint import NodeLink
 from llamasup.core.queueing.unavailable import generation_ended
 from llamasup.core.settings.repairs import Repairs
 from llamasup.features.repair import answers
-from llamasup.features.repair.answers import MAX_HELD
+from llamasup.features.repair.answers import MAX_HELD, Checks
+from llamasup.features.repair.second_try import SecondTry
 from llamasup.features.virtual.rewrite import rewritten
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
@@ -41,7 +44,9 @@ from tests.core.proxy.rig import (
     post,
     status,
 )
-from tests.core.proxy.test_continued_streams import (
+from tests.core.proxy.test_virtual_models import NAME, QWEN, Cold
+from tests.features.continuation.streams import PIECES, framed
+from tests.features.continuation.test_continued_streams import (
     BODY,
     FIRST,
     LAST_CHUNK,
@@ -50,8 +55,6 @@ from tests.core.proxy.test_continued_streams import (
     rest_of,
     set_continues,
 )
-from tests.core.proxy.test_virtual_models import NAME, QWEN, Cold
-from tests.features.continuation.streams import PIECES, framed
 from tests.features.repair.conversations import conversation
 from tests.features.repair.test_answers import ERROR_EVENT, JSON, MISMATCH, chat
 
@@ -703,3 +706,9 @@ def test_second_stream_is_continued_by_the_next_server(rig: Rig) -> None:
     client.until(LAST_CHUNK)
     record = rig.record()
     assert (record.outcome, record.continued, record.repaired) == ("ok", True, "tool_call")
+
+
+def test_second_try_does_not_show_the_schema() -> None:
+    checks = Checks(CHAT.decode(), tool_calls=True, json=AskedJson({"const": "open-sesame-123"}))
+    second_try = SecondTry(checks, Request(UNREAD, b"1", keep_alive=True), Metrics())
+    assert repr(second_try) == "<SecondTry of /v1/chat/completions, fault None, over: False>"

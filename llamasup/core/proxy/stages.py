@@ -1,0 +1,201 @@
+"""Protocols: the stages through which some answers pass, and what a stage sees of its exchange.
+
+A request that needs no stage has none of these objects. ``AnswerStages`` (``interfaces.py``) makes the stages
+of features, which the core does not know.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from llamasup.core.http.heads import HttpError
+from llamasup.core.http.sse import TokenCounts
+from llamasup.core.queueing.endpoint import Endpoint
+
+
+class AnswerHead(Protocol):
+    """The answer that begins: of an upstream connection, or one that was held."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def lines(self) -> bytes:
+        """The header lines for the client."""
+        ...
+
+    @property
+    def streams_events(self) -> bool: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def pause(self) -> None: ...
+
+    def disable_keepalive(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class BegunStream(Protocol):
+    """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
+
+    def comment(self, text: str) -> None:
+        """Send an SSE comment."""
+        ...
+
+    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
+        """Continue with llama-server's answer; returns the function that takes its body."""
+        ...
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether that answer is also a stream, so that the client gets it unchanged."""
+        ...
+
+    def finish(self, status: int) -> bytes | None:
+        """The answer is complete. Returns the error body for ``fail`` if it was not a stream, else None."""
+        ...
+
+    def fail(self, error: bytes) -> None:
+        """End with the event of this error body."""
+        ...
+
+
+class KeptStream(BegunStream, Protocol):
+    """A stream that is kept so that a later llama-server can continue it.
+
+    ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
+    ``is_continued``: a second one has been asked for the rest. ``is_complete``: only the end of the body is
+    missing. ``tail``: what was sent last. ``refusal``: why the rest is not requested; empty if it may be.
+    """
+
+    sent_at: float
+    first_byte_at: float
+    opening: bytes
+    refusal: str
+
+    @property
+    def is_continued(self) -> bool: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    @property
+    def tail(self) -> deque[bytes]: ...
+
+    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """The function that takes the first part of the answer; ``write`` sends it to the client."""
+        ...
+
+    @property
+    def pieces(self) -> int:
+        """The tokens of the first part, once its rest has been asked for."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        """A next part begins. ``fail`` is called if it does not continue the answer.
+
+        ``repeats``: as in ``Endpoint.repeats_begun_message``.
+        """
+        ...
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Whether only the model knows how many tokens the client has, once the rest has been asked for."""
+        ...
+
+    async def count(self, endpoint: Endpoint) -> int | None:
+        """The number of these tokens, by the model; None if it cannot be asked."""
+        ...
+
+    def ask_for_rest(self, tokens: int = 0) -> str:
+        """Change the body of the request so that it requests the rest. Returns the reason if that is not
+        possible, otherwise an empty text. ``tokens``: those that the client has, if they were counted.
+        """
+        ...
+
+    def end(self) -> None:
+        """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
+        ...
+
+
+class HeldExchange(Protocol):
+    """An exchange, for the stage that holds its answers."""
+
+    bytes_out: int
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    @property
+    def counted_as(self) -> str:
+        """The model that the request counts for."""
+        ...
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether the body of the request is forwarded, and so cannot be sent a second time."""
+        ...
+
+    @property
+    def tail(self) -> Iterable[bytes]:
+        """The reads of the held answer."""
+        ...
+
+    def hold(self, beginning: bytes, more: Callable[[bytes], None]) -> None:
+        """Keep the body of the answer that begins. ``more`` is called for each further read."""
+        ...
+
+    def send_again(self) -> None:
+        """Send the request, whose body was changed, with the same lease: it has its permit until the end."""
+        ...
+
+    def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
+        """Give the client this answer."""
+        ...
+
+    def fail(self, error: HttpError, outcome: str) -> None:
+        """End the request with this error."""
+        ...
+
+    def fail_soon(self, error: HttpError) -> None:
+        """End the request with this error in the next round of the loop: bytes are being relayed."""
+        ...
+
+
+class SecondTry(Protocol):
+    """Holds the answers of a request that may have to be requested a second time."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the request was sent again, and no byte of its second answer has gone to the client."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether an answer is held now."""
+        ...
+
+    def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
+        """An answer begins. Whether it is held until its end."""
+        ...
+
+    def completed(self, exchange: HeldExchange, *, draining: bool) -> bool:
+        """The held answer is complete. Returns whether the request was sent again or refused. Otherwise, an
+        answer for the client has begun.
+        """
+        ...
+
+    def begin_first(self, exchange: HeldExchange) -> None:
+        """The second attempt has ended before its answer: give the client the first one."""
+        ...
+
+    def total(self, counts: TokenCounts | None) -> TokenCounts | None:
+        """The token counts of all attempts; ``counts``: those of the client's answer."""
+        ...

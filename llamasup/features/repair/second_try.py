@@ -1,0 +1,252 @@
+"""The one second attempt of a request whose answer is not usable, with another seed (``answers.py``).
+
+The exchange keeps its lease and its permit, so the second attempt does not wait in the queue. It never goes
+to another llama-server: whatever ends it, the client gets the first answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from llamasup.core.http.chunks import Dechunker
+from llamasup.core.http.heads import HttpError
+from llamasup.core.http.routes import CHATS, RESPONSES
+from llamasup.core.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
+from llamasup.core.observability.counters import Metrics
+from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.stages import AnswerHead, HeldExchange
+from llamasup.core.settings.repairs import Repairs
+from llamasup.features.repair.answers import MAX_HELD, Checks, Fault, checks_for, with_another_seed
+from llamasup.features.repair.history import with_valid_arguments
+
+_log = logging.getLogger("llamasup.proxy")
+
+_CONVERSATIONS: Final = CHATS | RESPONSES  # their bodies may have earlier tool calls
+_SCHEMA_IGNORED: Final = HttpError(
+    400,
+    "llama-server has ignored the JSON schema, because it cannot use it",
+    cause="schema_ignored",
+    remedy="remove keywords such as not, oneOf and uniqueItems from it, or ask /v1/chat/completions",
+)
+_TOO_LARGE: Final = HttpError(502, "the second answer is too large to check it")  # the client gets the first
+
+
+def repair(request: Request, repairs: Repairs, metrics: Metrics) -> None:
+    """Make the tool calls of a conversation valid, which llama-server would refuse, and decide which checks
+    its answer has to pass.
+    """
+    label = request.head.route.label
+    if repairs.tool_calls and label in _CONVERSATIONS:
+        body = with_valid_arguments(request.body)
+        if body is not None:
+            request.body = body
+            request.mark_repaired("arguments")
+            assert request.model_route is not None
+            metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
+    # A batch decides itself what it requests a second time. Of several answers, most may be good.
+    if request.needs_permit and request.jobs == 1 and not request.is_batch:
+        checks = checks_for(repairs, label, request.body)
+        request.second_try = None if checks is None else SecondTry(checks, request, metrics)
+
+
+class HeldAnswer(Struct):
+    """An ``AnswerHead`` that has no connection any more once it is complete. ``body``: as framed."""
+
+    status: int
+    lines: bytes
+    streams_events: bool
+    framing: bytes | None
+    body: bytes = b""
+    complete: bool = True
+
+    def content(self) -> bytes | None:
+        """Its body without its framing; None: it is compressed."""
+        if b"\r\ncontent-encoding:" in b"\r\n" + self.lines.lower():
+            return None
+        if self.framing is None or not self.framing.startswith(b"Transfer"):
+            return self.body
+        pieces: list[bytes] = []
+        Dechunker(pieces.append).write(self.body)
+        return b"".join(pieces)
+
+    def pause(self) -> None:
+        """Nothing more arrives."""
+
+    def disable_keepalive(self) -> None:
+        """It has no connection."""
+
+    def abort(self) -> None:
+        """It has no connection."""
+
+
+class SecondTry:
+    """Holds the answers of one request, and decides which one the client gets (``stages.SecondTry``)."""
+
+    __slots__ = ("_checks", "_fault", "_first", "_held", "_is_over", "_lost", "_metrics", "_request")
+
+    def __init__(self, checks: Checks, request: Request, metrics: Metrics) -> None:
+        self._checks = checks
+        self._request = request
+        self._metrics = metrics
+        self._fault: Fault | None = None  # of the first answer
+        self._first: HeldAnswer | None = None  # from the second attempt on
+        self._held: HeldAnswer | None = None  # the answer that is held while it arrives
+        self._lost: TokenCounts | None = None  # of the answer that the client does not get
+        self._is_over = False  # the answer of the client is chosen
+
+    def __repr__(self) -> str:
+        return f"<SecondTry of {self._checks.route}, fault {self._fault}, over: {self._is_over}>"
+
+    @property
+    def runs(self) -> bool:
+        return self._first is not None and not self._is_over
+
+    @property
+    def holds(self) -> bool:
+        return self._held is not None
+
+    # --- while an answer arrives
+
+    def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
+        """Whether the answer that begins is held until its end. Another node decides that itself."""
+        self._held = None  # of a server that has ended
+        if exchange.endpoint.node is not None or exchange.is_uploaded:
+            return False
+        if not self._is_over and self._is_held(head, body):
+            self._held = HeldAnswer(head.status, head.lines, head.streams_events, framing)
+            exchange.hold(body, partial(self._more, exchange, head))
+            return True
+        if self.runs:
+            self._take_second(exchange)
+        return False
+
+    def _is_held(self, head: AnswerHead, beginning: bytes) -> bool:
+        holds = self._checks.holds(head.status, beginning, is_stream=head.streams_events)
+        if self._first is None:
+            return holds
+        # After an error, every other answer is better. Only JSON is checked a second time.
+        is_error = head.status != 200 or (holds and head.streams_events)
+        return is_error or self._fault is Fault.JSON
+
+    def _more(self, exchange: HeldExchange, head: AnswerHead, _data: bytes) -> None:
+        """More of a held answer has arrived. A first one that is too large is forwarded as it comes."""
+        if self._held is None or exchange.bytes_out <= MAX_HELD:
+            return
+        if self.runs:
+            exchange.fail_soon(_TOO_LARGE)
+            return
+        self._is_over = True
+        exchange.begin(head, self._held.framing, b"".join(exchange.tail))
+
+    # --- when it is complete
+
+    def completed(self, exchange: HeldExchange, *, draining: bool) -> bool:
+        answer, self._held = self._held, None
+        assert answer is not None
+        answer.body = b"".join(exchange.tail)
+        if self._first is None:
+            fault = self._fault_of(answer)
+            if fault is not None and not fault.may_change:
+                self._refuse_schema(exchange, answer, fault)
+                return True
+            stops = exchange.endpoint.closed or draining
+            if fault is not None and not stops and self._send_again(exchange, answer, fault):
+                return True
+            self._is_over = True
+        elif self._is_good(answer):
+            self._take_second(exchange)
+        else:
+            exchange.endpoint.count_answer(answer.status, infers=True)
+            answer = self._take_first(exchange, answer)
+        exchange.begin(answer, answer.framing, answer.body)
+        return False
+
+    def _fault_of(self, held: HeldAnswer) -> Fault | None:
+        """What is wrong with a complete answer."""
+        try:
+            content = held.content()
+            if content is None:
+                return None
+            return self._checks.fault(held.status, content, is_stream=held.streams_events)
+        except Exception:  # without this, the client would get no answer
+            _log.exception("the check of an answer has failed; it is forwarded unchecked")
+            return None
+
+    def _is_good(self, held: HeldAnswer) -> bool:
+        """Whether the client gets this second answer."""
+        if self._fault is not Fault.JSON or held.status != 200:
+            return False  # it is an error
+        try:
+            content = held.content()
+            return content is not None and self._checks.is_right(content)
+        except Exception:
+            _log.exception("the check of a second answer has failed; the first one is forwarded")
+            return False
+
+    def _send_again(self, exchange: HeldExchange, answer: HeldAnswer, fault: Fault) -> bool:
+        """Begin the second attempt. False: the body cannot be read."""
+        second = with_another_seed(self._request.body, self._request.id)
+        if second is None:
+            return False
+        self._first, self._fault, self._lost = answer, fault, _counts_of(answer)
+        self._request.body = second
+        exchange.send_again()
+        return True
+
+    def _refuse_schema(self, exchange: HeldExchange, answer: HeldAnswer, fault: Fault) -> None:
+        """The client gets neither this answer nor a second one."""
+        exchange.endpoint.count_answer(answer.status, infers=True)
+        self._is_over, self._lost = True, _counts_of(answer)
+        self._request.mark_unrepaired(fault.value)
+        self._metrics.count_repaired(exchange.counted_as, fault.value)
+        exchange.fail(_SCHEMA_IGNORED, "upstream_failed")
+
+    # --- which one the client gets
+
+    def _take_second(self, exchange: HeldExchange) -> None:
+        assert self._first is not None
+        assert self._fault is not None
+        self._is_over = True
+        exchange.endpoint.count_answer(self._first.status, infers=True)
+        self._request.mark_repaired(self._fault.value)
+        self._metrics.count_repaired(exchange.counted_as, self._fault.value)
+
+    def _take_first(self, exchange: HeldExchange, second: HeldAnswer | None = None) -> HeldAnswer:
+        """Choose the first answer, because the ``second`` one is no better, or did not arrive."""
+        assert self._first is not None
+        assert self._fault is not None
+        what = f"{self._fault.value}_failed"
+        self._request.mark_unrepaired(what)
+        self._metrics.count_repaired(exchange.counted_as, what)
+        self._held, self._is_over = None, True
+        self._lost = None if second is None else _counts_of(second)
+        return self._first
+
+    def begin_first(self, exchange: HeldExchange) -> None:
+        first = self._take_first(exchange)
+        exchange.begin(first, first.framing, first.body)
+
+    def total(self, counts: TokenCounts | None) -> TokenCounts | None:
+        lost = self._lost
+        if lost is None or counts is None:
+            return counts if lost is None else lost
+        return TokenCounts(
+            _sum(counts.prompt, lost.prompt),
+            _sum(counts.cached, lost.cached),
+            _sum(counts.completion, lost.completion),
+            counts.tokens_per_s,
+        )
+
+
+def _counts_of(answer: HeldAnswer) -> TokenCounts | None:
+    # /completion writes the counts before the probabilities of n_probs (b11434).
+    content = answer.content() or b""
+    return read_token_counts(content[-TAIL_BYTES:]) or read_token_counts(content)
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one + (other or 0)
