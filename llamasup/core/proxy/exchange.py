@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
-from urllib.parse import quote
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.auth.quota import context_left
-from llamasup.core.http.chunks import Dechunker, chunk
-from llamasup.core.http.context_end import context_end, context_refusal, is_shared_full
-from llamasup.core.http.heads import HttpError, error_body, status_line
-from llamasup.core.http.routes import CONTROL
-from llamasup.core.http.sse import TokenCounts, error_event, tail_of
+from llamasup.core.http.context_end import is_shared_full
+from llamasup.core.http.heads import HttpError
 from llamasup.core.http.token_meter import TokenMeter
-from llamasup.core.models.redaction import whole_and_plain
-from llamasup.core.observability.counters import CANCELLED, GAVE_WAY, HeldSlots
-from llamasup.core.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
-from llamasup.core.proxy.answers.redacted_body import RedactedBody
+from llamasup.core.observability.counters import CANCELLED, GAVE_WAY
+from llamasup.core.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail
 from llamasup.core.proxy.answers.sse_keepalive import send_keepalive_if_due
-from llamasup.core.proxy.live.state import InFlight, described, phase_of
-from llamasup.core.proxy.request import Request, overdue, record_of
+from llamasup.core.proxy.measured import MeasuredExchange
+from llamasup.core.proxy.own_heads import request_opening, response_head
+from llamasup.core.proxy.request import Request, overdue
+from llamasup.core.proxy.response import PLAIN, Position, Response
 from llamasup.core.proxy.stages import AnswerHead, KeptStream, SecondTry
-from llamasup.core.proxy.translation import ResponseForm, Translation
+from llamasup.core.proxy.suspicion import refuse_if_poison, suspect, suspects_of
 from llamasup.core.proxy.upload import Upload
 from llamasup.core.proxy.upstream.abandoned import Abandoned
 from llamasup.core.proxy.upstream.connection import COPY_BYTES, Upstream
-from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
-from llamasup.core.queueing.endpoint import Endpoint, Lease
+from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
+from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.request_queue import GRACE_S
 from llamasup.core.queueing.shared_context import permits_for, prompt_tokens
-from llamasup.core.queueing.suspects import POISON, Next, Suspects, next_step
+from llamasup.core.queueing.suspects import POISON
 from llamasup.core.queueing.unavailable import Unavailable
 
 __all__ = ["Exchange"]
 
-_log = logging.getLogger("llamasup.proxy")
-
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
-MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
-
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # The child or its socket file is gone, or its backlog is full. Supervision handles these.
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
@@ -58,47 +47,22 @@ def _write_nothing(_data: bytes) -> None:
     raise AssertionError("the answer has not begun")
 
 
-class Exchange(Struct, eq=False):
+class Exchange(MeasuredExchange, eq=False):
     """Connects one request of a client to one response of a child (``ResponseReceiver``, ``ConnectionUser``,
     ``UploadExchange``). Driven only by callbacks.
-
-    A struct, because its fields then get their defaults in C. ``_waiting``: the wait of the request before
-    this exchange, if any.
     """
 
-    _downstream: WaitingConnection
-    _request: Request
-    _lease: Lease
-    _waiting: Waiting | None = None
     _upstream: Upstream | None = None
     _write: Callable[[bytes], None] = _write_nothing  # to the client; set when the answer begins
-    tail: deque[bytes] | tuple[bytes, ...] = ()  # the last reads of the answer
-    _opening: bytes = b""
+    _response: Response | None = None  # where the response has stages
     _retried: bool = False
     _swept_bytes: int = -1  # ``bytes_out`` at the last sweep
     _progress_at: float = 0.0  # when a sweep last found progress
     _lagging_since: float = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
-    _meter: TokenMeter | None = None
-    _abandoned: Abandoned | None = None
-    _body_incomplete: bool = False  # of the request
-    _streams_events: bool = False  # the answer is a stream of events
-    _redacted: RedactedBody | None = None
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
-    _request_sent_at: float = 0.0  # when the last byte of the request was sent
     _lease_over: bool = False  # the lease has ended before the answer
     _prompt_tokens: int = 0  # an estimate, where all slots share one context
-    upload: Upload | None = None  # while the body of the request is forwarded
-    over: bool = False
     answered: bool = False  # a byte of the response has arrived
-    status: int = 0  # 0: the client has received nothing
-    sent_at: float = 0.0
-    first_byte_at: float = 0.0
-    bytes_out: int = 0
-
-    def __repr__(self) -> str:
-        request = self._request
-        progress = f"{self.status}, {self.bytes_out} bytes" if self.status else "no answer yet"
-        return f"<Exchange of {request!r}: {progress}, {self._lease!r}>"
 
     def start(self) -> None:
         lease, request = self._lease, self._request
@@ -140,26 +104,13 @@ class Exchange(Struct, eq=False):
         second_try = self._request.second_try
         if second_try is None or not second_try.runs:
             self.sent_at = self._request_sent_at
-        request, api_key = self._request, self._lease.endpoint.api_key
-        head, body = request.head, request.body
-        opening = head.opening
-        if head.route.has_paths and request.hides_paths:
-            opening = whole_and_plain(opening)
-        if api_key is not None:
-            node = self._lease.endpoint.node
-            if node is not None:
-                opening = node.opening(opening, request.id, request.priority)
-            if api_key:
-                opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
-        if mark := self._lease.endpoint.mark:
-            opening += mark
-        if request.key is not None and (head.route is CONTROL or head.route.of_batches):
-            opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
+        request = self._request
+        opening, body = request_opening(request, self._lease.endpoint), request.body
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
             self._downstream.proxy.outbox.flush()  # the upload writes past it
             self.upload.connect(upstream)
-        elif body or head.method not in _BODILESS:
+        elif body or request.head.method not in _BODILESS:
             upstream.send(self, b"%bContent-Length: %d\r\n\r\n" % (opening, len(body)), body)
         else:
             upstream.send(self, opening + b"\r\n", b"")
@@ -189,8 +140,10 @@ class Exchange(Struct, eq=False):
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
         kept = self._kept_stream(framing) if self._streams_events else None
-        if request.body and not (upstream.complete or request.fingerprint) and self._suspects is not None:
-            request.fingerprint = self._suspects.fingerprint(request.head.path, request.body)
+        if request.body and not (upstream.complete or request.fingerprint):
+            suspects = suspects_of(request, self._lease.endpoint)
+            if suspects is not None:
+                request.fingerprint = suspects.fingerprint(request.head.path, request.body)
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
@@ -198,22 +151,31 @@ class Exchange(Struct, eq=False):
             self.upload.drop_copy()
             request.keep_alive = False
             upstream.disable_keepalive()
-        if request.keepalive_stream is not None:
-            is_stream = self.status == 200 and upstream.streams_events
-            self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
-            if kept is not None and kept is not request.keepalive_stream:
-                self._write = kept.first(self._write)
-            self._write(body)
-        elif request.translation is not None:
-            self._write = self._translated(request.translation, upstream, framing)
-            if kept is not None:
-                self._write = kept.first(self._write)
-            self._write(body)
-        elif kept is None:
-            self._write_head(upstream, framing, body)
+        if (
+            kept is None
+            and request.keepalive_stream is None
+            and request.translation is None
+            and framing is not None
+            and not (request.http_1_0 and framing.startswith(b"Transfer"))
+            and not (request.head.route.has_paths and request.hides_paths)
+        ):
+            self._write = send = downstream.send
+            head = response_head(
+                request,
+                self.status,
+                upstream.lines,
+                framing,
+                self._waiting,
+                self.sent_at,
+                draining=downstream.proxy.draining,
+            )
+            if len(body) < COPY_BYTES:
+                send(head + body)
+            else:
+                send(head)
+                send(body)
         else:
-            self._write_head(upstream, framing, b"")
-            self._write = kept.first(self._write)
+            self._write = self._staged.begin(upstream, framing, kept, self.sent_at)
             self._write(body)
         self.tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
         if (request.jobs > 1 or request.quota is not None) and self._is_metered:
@@ -227,16 +189,25 @@ class Exchange(Struct, eq=False):
         if downstream.paused:
             upstream.pause()
 
+    @property
+    def _staged(self) -> Response:
+        """The response, for all but a plain one."""
+        if self._response is None:
+            self._response = Response(self._downstream, self._request, self._waiting, self._end_untranslated)
+        return self._response
+
+    def _end_untranslated(self) -> None:
+        """A translation has ended the response with an error."""
+        if not self.over:
+            self._release(abort=True)
+            self._record("translation_failed")
+            self._downstream.close()
+
     # --- for the stage that holds its answer (``HeldExchange``)
 
     @property
     def endpoint(self) -> Endpoint:
         return self._lease.endpoint
-
-    @property
-    def counted_as(self) -> str:
-        """The model that the request counts for."""
-        return self._request.counted_as or self._lease.endpoint.model
 
     @property
     def is_uploaded(self) -> bool:
@@ -325,92 +296,6 @@ class Exchange(Struct, eq=False):
         upstream.abort()
         return True
 
-    @property
-    def _is_metered(self) -> bool:
-        """Whether a meter reads the whole answer, because its end does not have all token counts."""
-        request = self._request
-        counts = request.quota is not None and request.quota.counts_tokens
-        return request.needs_permit and (request.jobs > 1 or counts)
-
-    def _translated(
-        self, translation: Translation, upstream: AnswerHead, framing: bytes | None
-    ) -> Callable[[bytes], None]:
-        request, downstream, waiting = self._request, self._downstream, self._waiting
-        form = ResponseForm(
-            request.response_lines,
-            http_1_0=request.http_1_0,
-            close=not downstream.keeps_alive(request),
-            load_s=0.0 if waiting is None else waiting.entry.waited_s,
-        )
-        return translation.begin(
-            downstream.send,
-            upstream.status,
-            form,
-            is_chunked=framing is not None and framing.startswith(b"Transfer"),
-            streams_events=upstream.streams_events,
-            end=self._untranslatable,
-        )
-
-    def _untranslatable(self) -> None:
-        """The response has ended with an error. Called while bytes of the answer are relayed."""
-        asyncio.get_running_loop().call_soon(self._end_untranslatable)
-
-    def _end_untranslatable(self) -> None:
-        if not self.over:
-            self._release(abort=True)
-            self._record("translation_failed")
-            self._downstream.close()
-
-    def _write_head(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
-        request, downstream = self._request, self._downstream
-        self._write = write = downstream.send
-        if request.head.route.has_paths and request.hides_paths:
-            is_chunked = framing is not None and framing.startswith(b"Transfer")
-            rechunk = is_chunked and not request.http_1_0
-            self._redacted = RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
-        if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
-            request.keep_alive = False
-        elif request.http_1_0 and framing.startswith(b"Transfer"):
-            framing = None
-            self._write = Dechunker(write).write
-        if self._redacted is not None:
-            self._write = self._redacted.add
-        end = (
-            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n"
-        )
-        if request.head.from_node:  # it knows the id, and recognizes a head that it has seen before
-            timing = b"" if self._waiting is None else self._timing(self._waiting)
-            lines = (upstream.lines, framing or b"", timing, request.repaired, end)
-            head = status_line(self.status) + b"".join(lines)
-        else:
-            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b%b" % (
-                status_line(self.status),
-                upstream.lines,
-                framing or b"",
-                request.id,
-                request.repaired,
-                request.cors,
-                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
-                if self._waiting is None
-                else self._timing(self._waiting),
-                end,
-            )
-        if framing is not None and len(body) < COPY_BYTES and self._redacted is None:
-            write(head + body)
-        else:
-            write(head)
-            self._write(body)
-
-    def _timing(self, waiting: Waiting) -> bytes:
-        """The Server-Timing of a request that waited: for a load (``load``), and otherwise (``queue``)."""
-        load_s = waiting.entry.waited_s
-        queue_s = self.sent_at - self._request.received_at - load_s
-        return b'Server-Timing: queue;dur=%.1f;desc="position %d", load;dur=%.1f\r\n' % (
-            queue_s * 1000.0,
-            waiting.entry.position,
-            load_s * 1000.0,
-        )
-
     def upload_pauses(self) -> None:
         if self.upload is not None:
             self.upload.pause()
@@ -437,9 +322,6 @@ class Exchange(Struct, eq=False):
         self.tail.append(data)  # type: ignore[union-attr]  # the answer was not complete when it began
         self._write(data)
 
-    def last_bytes(self) -> bytes:
-        return b"".join(self.tail)[-8:]
-
     def finished(self) -> None:
         if self.over:  # a node refused the request, which has gone elsewhere
             return
@@ -450,13 +332,10 @@ class Exchange(Struct, eq=False):
                 return
         now, request, lease = monotonic(), self._request, self._lease
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
-        if request.suspicion is not None and self._suspects is not None:
-            self._suspects.clear(request.fingerprint)
-        if self._redacted is not None:
-            self._redacted.send()
-        stream, translation = request.keepalive_stream, request.translation
-        error = None if stream is None else stream.finish(self.status)
-        answered = None if translation is None or error is not None else translation.finish()
+        if request.suspicion is not None and (suspects := suspects_of(request, lease.endpoint)) is not None:
+            suspects.clear(request.fingerprint)
+        response = self._response
+        ended = PLAIN if response is None else response.end(self.status)
         self.over = True
         self._upstream = None  # it has gone back to its pool
         if self.upload is not None:
@@ -464,16 +343,11 @@ class Exchange(Struct, eq=False):
         if not self._lease_over:
             lease.release(now)
             request.slot_s += lease.permit_s
-        if answered is not None:
-            self._record("ok" if answered.complete else "translation_failed", answered.status, now)
-            if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
-                request.keep_alive = False
-        else:
-            by_node = self.status == 503 and lease.endpoint.node is not None and request.is_batch
-            ended = GAVE_WAY if by_node else "ok"  # on the node, as most likely no other reason lasts
-            self._record(ended if error is None else "error_event", now=now)
-        if error is not None and stream is not None:
-            stream.fail(error)
+        # On a node, a batch gave way: most likely no other reason lasts.
+        gave_way = self.status == 503 and lease.endpoint.node is not None and request.is_batch
+        self._record(ended.outcome or (GAVE_WAY if gave_way else "ok"), ended.status, now)
+        if response is not None and ended.error is not None:
+            response.send_error(ended.error)
         self._downstream.exchange_over(request, now)
 
     def _end_upload(self, upload: Upload) -> None:
@@ -541,8 +415,8 @@ class Exchange(Struct, eq=False):
 
         ``error`` is for a connection that was closed for another reason.
         """
-        may_wait = (self._can_answer or self._can_send_event) and not self._asks_again
-        if self._lease.endpoint.closed or not may_wait:
+        position = self._staged.position(self.status, self._is_between_events)
+        if self._lease.endpoint.closed or position is Position.INSIDE or self._asks_again:
             self._suspect()
             self.fail(error, "upstream_failed")
             return
@@ -576,37 +450,11 @@ class Exchange(Struct, eq=False):
             error = permanent  # the model does not return: its remedy is more useful than this reason
         self.fail(error, "revoked")
 
-    # --- whether this request has ended the server
-
-    @property
-    def _suspects(self) -> Suspects | None:
-        """Those of the model; None: another node decides, or no model has the request."""
-        route = self._request.model_route
-        return None if route is None or self._lease.endpoint.node is not None else route.served.queue.suspects
-
     def _suspect(self) -> None:
-        """Remember that the server has ended while it had the request, which llamasup does not send again."""
-        request, suspects, endpoint = self._request, self._suspects, self._lease.endpoint
-        may_be_poison = self.sent_at and request.head.may_wait and (endpoint.crashed or not endpoint.closed)
-        if suspects is not None and may_be_poison:
-            fingerprint = request.fingerprint or suspects.fingerprint(request.head.path, request.body)
-            suspects.suspect(fingerprint, monotonic(), endpoint.explain)
+        suspect(self._request, self._lease.endpoint, sent=self.sent_at > 0.0)
 
     def _refusal(self, why: Unavailable) -> HttpError | None:
-        """The refusal of a request that has ended its server, for the second time and alone."""
-        request, lease, suspects = self._request, self._lease, self._suspects
-        if suspects is None or not (lease.endpoint.crashed and self.sent_at):
-            return None
-        ends = () if request.suspicion is None else request.suspicion.ends
-        if self._waiting is not None:
-            ends = self._waiting.entry.ends
-        if next_step(len(ends) + 1, alone=lease.alone) is not Next.REFUSED:
-            return None
-        for explain in ends:
-            explain()
-        _log.warning("request %s has ended llama-server twice, and is refused", request.id.decode())
-        fingerprint = request.fingerprint or suspects.fingerprint(request.head.path, request.body)
-        return suspects.refuse(fingerprint, monotonic(), why).as_error()
+        return refuse_if_poison(self._request, self._lease, self._waiting, why, sent=self.sent_at > 0.0)
 
     def _crashed_after_cancel(self, why: Unavailable) -> None:
         """The server has ended while it still worked on the request, although the client has left."""
@@ -627,33 +475,6 @@ class Exchange(Struct, eq=False):
     def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the request because an administrator cancelled it, or another client needs its slot."""
         self.fail(error, outcome)
-
-    def held_slots(self) -> HeldSlots | None:
-        request, lease = self._request, self._lease
-        if self.over or not lease.since_s:
-            return None
-        return HeldSlots(self.counted_as, request.client, lease.since_s, lease.weight)
-
-    def waits_since(self) -> float:
-        return 0.0
-
-    def live(self, now: float) -> InFlight:
-        request, lease = self._request, self._lease
-        is_sent = self.sent_at > 0.0 and self.upload is None
-        phase = phase_of(
-            needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
-        )
-        since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
-        shown = described(request, phase, now, model=self.counted_as, since_s=since_s)
-        waiting = self._waiting
-        shown = replace(
-            shown,
-            generation=lease.endpoint.generation,
-            node=None if lease.endpoint.node is None else lease.endpoint.node.name,
-            bytes_out=self.bytes_out,
-            replayed=waiting is not None and waiting.entry.replayed,
-        )
-        return InFlight(shown, lease, self.first_byte_at)
 
     def sweep(self, now: float) -> None:
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
@@ -793,116 +614,22 @@ class Exchange(Struct, eq=False):
         if kept is not None and kept.refusal:
             error = replace(error, message=f"{error.message} (not continued: {kept.refusal})")
         request.cause = error.cause
-        can_send_event = self._can_send_event
+        response = self._staged
+        position = response.position(self.status, self._is_between_events)
         self._release(abort=True)
-        if self._can_answer:
+        if position is Position.NOTHING:
             self._record(outcome, error.status)
-            self._downstream.exchange_failed(self._request, error)
-            return
-        self._record(outcome)
-        if self._request.translation is not None:
-            self._request.translation.fail(error_body(error))
-            self._downstream.close()
-        elif can_send_event:
-            # An error event, and a close without a last chunk: to a client that reads events, and to one that
-            # reads HTTP, the stream is incomplete (S12).
-            event = error_event(self._request.head.path, error_body(error))
-            if not self._request.http_1_0:
-                event = chunk(event)
-            self._downstream.send(event)
-            self._downstream.close()
+            self._downstream.exchange_failed(request, error)
         else:
-            self._downstream.abort()
+            self._record(outcome)
+            response.fail(error, position)
 
-    @property
-    def _can_answer(self) -> bool:
-        """Whether the client has received no byte of a response."""
-        keepalive_stream, translation = self._request.keepalive_stream, self._request.translation
-        if translation is not None:
-            return not translation.has_begun
-        return not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed)
-
-    @property
-    def _can_send_event(self) -> bool:
+    def _is_between_events(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
-        request = self._request
-        if request.translation is not None or request.kept_stream is not None:
-            return True  # its client gets only whole lines or events
         if self._upstream is None or not self._upstream.streams_events:
             return False
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
-
-    def _record(self, outcome: str, status: int = 0, now: float = 0.0) -> None:
-        """``status``: the one that llamasup answered with. ``now``: the time, if it was read before; or 0."""
-        request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
-        now = now or monotonic()
-        second_try = request.second_try
-        received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
-        stream, reads, bytes_out = request.kept_stream, self.tail, self.bytes_out
-        is_continued = stream is not None and stream.is_continued
-        if stream is not None and is_continued:
-            sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
-            bytes_out = stream.sent_bytes
-        counts = context = None
-        if request.head.needs_permit:
-            if self.status == 200:
-                tail = tail_of(reads)
-                counts = reported(tail, reads, self._opening, self.bytes_out, self._meter)
-                if self._meter is None or self._meter.items == 1:
-                    context = context_end(tail, counts, endpoint.window)
-            elif self.status >= 400:
-                context = context_refusal(tail_of(self.tail))
-            if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
-                endpoint.tokens_per_s = counts.tokens_per_s
-            counts_tokens = request.quota is not None and request.quota.counts_tokens
-            if counts is None or request.jobs > 1 or counts_tokens:
-                self._estimate_unreported(outcome, counts)
-                if counts is None and stream is not None and is_continued:
-                    request.unreported_tokens += stream.pieces  # of the first part
-        if second_try is not None:
-            counts = second_try.total(counts)
-            if not self.status:
-                bytes_out = 0  # they were held
-        self._downstream.proxy.record_request(
-            request,
-            record_of(
-                request,
-                status or self.status,
-                outcome,
-                now,
-                self.counted_as,
-                endpoint.generation,
-                (sent_at or now) - received_at,
-                first_byte_at - received_at if first_byte_at else None,
-                bytes_out,
-                counts,
-                0.0 if waiting is None else waiting.entry.waited_s,
-                waiting is not None and waiting.entry.replayed,
-                context,
-                is_continued,
-            ),
-        )
-
-    def _estimate_unreported(self, outcome: str, counts: TokenCounts | None) -> None:
-        """The tokens that the answer did not report, for the usage and for the quota of the key."""
-        request, endpoint = self._request, self._lease.endpoint
-        if self.sent_at and not self._body_incomplete and self.status in (0, 200):
-            request.unreported_tokens = unreported(
-                request,
-                endpoint,
-                counts,
-                self._meter,
-                outcome,
-                streams=self._streams_events if self.first_byte_at else request.wants_events(),
-                request_sent_at=self._request_sent_at,
-                first_byte_at=self.first_byte_at,
-                now=monotonic(),
-            )
-        if self._abandoned is not None:
-            n_ctx = None if endpoint.window is None else endpoint.window.n_ctx
-            left = context_left(counts, items_of(request, endpoint, self._meter), n_ctx)
-            self._abandoned.max_tokens = None if left is None else left - request.unreported_tokens
 
 
 def _with_cause(error: HttpError, why: Unavailable) -> HttpError:
