@@ -10,37 +10,34 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from llamasup.core.http.context_end import is_shared_full
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.token_meter import TokenMeter
 from llamasup.core.observability.counters import CANCELLED, GAVE_WAY
 from llamasup.core.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail
 from llamasup.core.proxy.answers.sse_keepalive import send_keepalive_if_due
+from llamasup.core.proxy.failures import (
+    TRANSIENT,
+    broken_answer,
+    connect_failure,
+    refused_key,
+    silent_answer,
+    with_cause,
+)
 from llamasup.core.proxy.measured import MeasuredExchange
-from llamasup.core.proxy.own_heads import request_opening, response_head
-from llamasup.core.proxy.request import Request, overdue
-from llamasup.core.proxy.response import PLAIN, Position, Response
+from llamasup.core.proxy.own_heads import response_head, send_request
+from llamasup.core.proxy.request import overdue
+from llamasup.core.proxy.resend import is_crowded, is_refusal_of_node, may_leave, may_repeat, queue_after
+from llamasup.core.proxy.response import PLAIN, Position, Response, kept_stream
 from llamasup.core.proxy.stages import AnswerHead, KeptStream, SecondTry
-from llamasup.core.proxy.suspicion import refuse_if_poison, suspect, suspects_of
+from llamasup.core.proxy.suspicion import note_fingerprint, refuse_if_poison, suspect, suspects_of
 from llamasup.core.proxy.upload import Upload
 from llamasup.core.proxy.upstream.abandoned import Abandoned
 from llamasup.core.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.request_queue import GRACE_S
-from llamasup.core.queueing.shared_context import permits_for, prompt_tokens
-from llamasup.core.queueing.suspects import POISON
 from llamasup.core.queueing.unavailable import Unavailable
 
-__all__ = ["Exchange"]
-
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
-_BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
-# The child or its socket file is gone, or its backlog is full. Supervision handles these.
-_TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
-# Of another node: its queue is full, it stops or cannot serve the model now; or our key is wrong.
-_NODE_REFUSALS = (401, 429, 503)
-_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
 def _write_nothing(_data: bytes) -> None:
@@ -52,16 +49,11 @@ class Exchange(MeasuredExchange, eq=False):
     ``UploadExchange``). Driven only by callbacks.
     """
 
-    _upstream: Upstream | None = None
     _write: Callable[[bytes], None] = _write_nothing  # to the client; set when the answer begins
     _response: Response | None = None  # where the response has stages
     _retried: bool = False
-    _swept_bytes: int = -1  # ``bytes_out`` at the last sweep
-    _progress_at: float = 0.0  # when a sweep last found progress
-    _lagging_since: float = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
     _lease_over: bool = False  # the lease has ended before the answer
-    _prompt_tokens: int = 0  # an estimate, where all slots share one context
     answered: bool = False  # a byte of the response has arrived
 
     def start(self) -> None:
@@ -80,21 +72,12 @@ class Exchange(MeasuredExchange, eq=False):
         else:
             pool.connect(self)
 
-    def _weigh(self) -> None:
-        """Take a permit for each job, and those of the slots whose context the request needs."""
-        request, share = self._request, self._lease.endpoint.share
-        permits = request.jobs
-        if share:
-            self._prompt_tokens = prompt_tokens(request.body)
-            permits = max(permits, permits_for(self._prompt_tokens, 0, share))
-        self._lease.weigh(permits)
-
     async def _count_and_connect(self, stream: KeptStream) -> None:
         """Only the model knows how many tokens the client has, if one event may have several."""
         tokens = await stream.count(self._lease.endpoint)
         if not self.over:
             if tokens is not None:
-                stream.ask_for_rest(tokens)  # if not: it was asked for without this number, and still is
+                stream.counted(tokens)
             self._downstream.proxy.pool_of(self._lease.endpoint).connect(self)
 
     def connected(self, upstream: Upstream) -> None:
@@ -104,26 +87,10 @@ class Exchange(MeasuredExchange, eq=False):
         second_try = self._request.second_try
         if second_try is None or not second_try.runs:
             self.sent_at = self._request_sent_at
-        request = self._request
-        opening, body = request_opening(request, self._lease.endpoint), request.body
-        if self.upload is not None:
-            upstream.send(self, opening + self.upload.framing, b"")
-            self._downstream.proxy.outbox.flush()  # the upload writes past it
-            self.upload.connect(upstream)
-        elif body or request.head.method not in _BODILESS:
-            upstream.send(self, b"%bContent-Length: %d\r\n\r\n" % (opening, len(body)), body)
-        else:
-            upstream.send(self, opening + b"\r\n", b"")
-
-    @property
-    def is_head(self) -> bool:
-        return self._request.head.method == b"HEAD"
+        proxy = self._downstream.proxy
+        send_request(self, upstream, self._request, self._lease.endpoint, self.upload, proxy.outbox)
 
     # --- from the upstream connection
-
-    @property
-    def is_replayable(self) -> bool:
-        return self._request.replayable and self._request.head.route.repeats
 
     def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
         is_error = upstream.status >= 400 and self._lease.endpoint.node is not None
@@ -139,11 +106,12 @@ class Exchange(MeasuredExchange, eq=False):
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
-        kept = self._kept_stream(framing) if self._streams_events else None
+        kept = None
+        if self._streams_events and self.upload is None:
+            times = self.sent_at, self.first_byte_at
+            kept = kept_stream(downstream, request, self.endpoint, upstream, framing, times, self.fail_soon)
         if request.body and not (upstream.complete or request.fingerprint):
-            suspects = suspects_of(request, self._lease.endpoint)
-            if suspects is not None:
-                request.fingerprint = suspects.fingerprint(request.head.path, request.body)
+            note_fingerprint(request, self._lease.endpoint)
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
@@ -236,12 +204,6 @@ class Exchange(MeasuredExchange, eq=False):
         if not self.over:
             self.fail(error, "upstream_failed")
 
-    @property
-    def _asks_again(self) -> bool:
-        """Whether this is the second attempt, and the client has received nothing of its answer."""
-        second_try = self._request.second_try
-        return second_try is not None and second_try.runs
-
     def _answer_first(self, second_try: SecondTry) -> None:
         """End the second attempt before its answer, and give the client the first one."""
         self._release(abort=True)
@@ -249,56 +211,29 @@ class Exchange(MeasuredExchange, eq=False):
         second_try.begin_first(self)
         self.finished()
 
-    def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
-        """What keeps this stream so that it can be continued; None: it is not."""
-        request, route = self._request, self._request.model_route
-        stream = request.kept_stream
-        if stream is not None:
-            repeats = self._lease.endpoint.repeats_begun_message
-            stream.expect(repeats=repeats, fail=self.fail_soon)
-            return stream
-        if route is None or not route.served.queue.continues_streams:
-            return None
-        is_chunked = framing is not None and framing.startswith(b"Transfer")
-        if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
-            return None
-        keep = self._downstream.proxy.stages.keep
-        if keep is not None:
-            request.kept_stream = keep(self._downstream, request, self.sent_at, self.first_byte_at)
-        return request.kept_stream
-
     def _node_refused(self, upstream: AnswerHead, body: bytes) -> bool:
-        """Whether this answer of another node is not for the client: another server takes the request, or
-        our key for the node is wrong. What has ended the servers of one node goes to no other.
+        """Whether this error of another node is not for the client, because another server takes the request,
+        or because our key for the node is wrong.
         """
-        status, node = upstream.status, self._lease.endpoint.node
-        if status in _NODE_REFUSALS and POISON not in body and self._requeue(refused=True):
+        node = self._lease.endpoint.node
+        if is_refusal_of_node(upstream, body) and self._requeue(refused=True):
             if node is not None:
                 node.suspect()  # it may be about to end
             upstream.abort()
             return True
-        if status != 401:
+        if upstream.status != 401:
             return False
         self._upstream = None
         upstream.abort()
-        reason = f"{self._lease.endpoint.server} does not accept our key"
-        self.fail(HttpError(502, reason, "server_error", "node_refused", "see llamasup's log"), "refused")
+        self.fail(refused_key(self._lease.endpoint.server), "refused")
         return True
 
     def _is_crowded(self, upstream: AnswerHead, body: bytes) -> bool:
-        """Whether the requests have filled the context that they share, and this one is sent again.
-
-        A stream then begins with the error: its head came before the prompt was read.
-        """
-        may_be = upstream.status == 500 or upstream.streams_events
-        if not may_be or self._lease.alone or not is_shared_full(body) or not self._requeue(crowded=True):
+        """Whether the requests have filled the context that they share, and this one is sent again."""
+        if not is_crowded(upstream, self._lease, body) or not self._requeue(crowded=True):
             return False
         upstream.abort()
         return True
-
-    def upload_pauses(self) -> None:
-        if self.upload is not None:
-            self.upload.pause()
 
     def body_sent(self) -> None:
         """The body is complete: llama-server (b11434) begins only now."""
@@ -306,10 +241,6 @@ class Exchange(MeasuredExchange, eq=False):
         if self._request.needs_permit:
             self._lease.acquire_permit()
             self._weigh()
-
-    def upload_resumes(self) -> None:
-        if self.upload is not None:
-            self.upload.resume()
 
     def relay(self, data: bytes) -> None:
         """Forward bytes of the body unchanged. Called for every streamed token."""
@@ -360,19 +291,12 @@ class Exchange(MeasuredExchange, eq=False):
         node, server = endpoint.node, endpoint.server
         if node is not None:
             node.suspect()
-        if self.over or ((node is not None or isinstance(error, _TRANSIENT)) and self._requeue()):
+        if self.over or ((node is not None or isinstance(error, TRANSIENT)) and self._requeue()):
             return
-        if isinstance(error, TimeoutError):
-            status, reason = 504, f"timeout while connecting to {server}"
-        elif isinstance(error, (ConnectionRefusedError, FileNotFoundError, BlockingIOError)):
-            status, reason = 503, f"{server} accepts no connections ({error.strerror or error})"
-        else:
-            status, reason = 502, f"{server} cannot be reached ({error.strerror or error})"
+        failure = connect_failure(server, error)
         if self.sent_at and self._request.is_batch:
-            status = 502  # the server ended after it had got the request, on an earlier connection
-        self._await_cause(
-            HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0)
-        )
+            failure = replace(failure, status=502)  # the server ended after it had got the request before
+        self._await_cause(failure)
 
     def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
         if self.over or self._end_error is not None or self._end_if_complete():
@@ -391,9 +315,7 @@ class Exchange(MeasuredExchange, eq=False):
             endpoint.node.suspect()
         if closed and self._requeue():
             return
-        error = HttpError(
-            502, f"{endpoint.server} {reason}", "server_error", "upstream_broke", "see llamasup's log"
-        )
+        error = broken_answer(endpoint.server, reason)
         if closed:
             self._await_cause(error)
         else:
@@ -416,7 +338,9 @@ class Exchange(MeasuredExchange, eq=False):
         ``error`` is for a connection that was closed for another reason.
         """
         position = self._staged.position(self.status, self._is_between_events)
-        if self._lease.endpoint.closed or position is Position.INSIDE or self._asks_again:
+        second_try = self._request.second_try
+        asks_again = second_try is not None and second_try.runs  # else there is an answer already
+        if self._lease.endpoint.closed or position is Position.INSIDE or asks_again:
             self._suspect()
             self.fail(error, "upstream_failed")
             return
@@ -440,7 +364,7 @@ class Exchange(MeasuredExchange, eq=False):
             return
         if self._end_error is not None:
             self._suspect()
-            self.fail(_with_cause(self._end_error, why), "upstream_failed")
+            self.fail(with_cause(self._end_error, why), "upstream_failed")
             return
         if self._requeue():
             return
@@ -469,9 +393,6 @@ class Exchange(MeasuredExchange, eq=False):
             self._release(abort=True)
             self._record("client_gone", CLIENT_GONE if not self.status else self.status)
 
-    def refused(self, error: HttpError) -> None:
-        self.fail(error, "refused")
-
     def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the request because an administrator cancelled it, or another client needs its slot."""
         self.fail(error, outcome)
@@ -484,32 +405,12 @@ class Exchange(MeasuredExchange, eq=False):
             return
         if not self.status:
             send_keepalive_if_due(self._downstream, self._request, now)
-        elif not self._downstream.paused:
-            self._lagging_since = 0.0
-        elif not self._lagging_since:
-            self._lagging_since = now
-        elif now - self._lagging_since >= proxy.limits.lag_s:
-            self._lease.release_permit()
-        if share := self._lease.endpoint.share:  # the answer takes more and more of the shared context
-            permits = permits_for(self._prompt_tokens, self.bytes_out, share)
-            self._lease.weigh(max(self._lease.weight, permits))
-        has_begun = self.status or self.bytes_out  # these may be held
-        if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
-            self._swept_bytes = self.bytes_out
-            self._progress_at = now
-        elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
-            reason = f"{self._lease.endpoint.server} has sent nothing for {proxy.limits.upstream_idle_s:g} s"
-            self.fail(
-                HttpError(504, reason, "timeout_error", "upstream_idle", "try again"), "upstream_failed"
-            )
-
-    def pause(self) -> None:
-        if self._upstream is not None:
-            self._upstream.pause()
-
-    def resume(self) -> None:
-        if self._upstream is not None:
-            self._upstream.resume()
+        else:
+            self._watch_lag(now)
+        self._weigh_answer()
+        idle_s = proxy.limits.upstream_idle_s
+        if self._silent_s(now) >= idle_s and self._request.needs_permit:
+            self.fail(silent_answer(self._lease.endpoint.server, idle_s), "upstream_failed")
 
     # --- the end
 
@@ -521,21 +422,11 @@ class Exchange(MeasuredExchange, eq=False):
         ``crowded``: its server has no room for it beside others.
         """
         request, endpoint = self._request, self._lease.endpoint
-        if not request.replayable or (self.status and (refused or request.kept_stream is None)):
+        if not may_leave(request, self.status, refused=refused):
             return False
-        if self._asks_again:
-            return False  # the client gets the first answer
         downstream = self._downstream
-        if refused:  # before the choice between this node and others
-            endpoint.ejected_until_s = monotonic() + GRACE_S
-        route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
-        if isinstance(route, Unavailable):
-            return False  # the model was removed from the configuration in the meantime
-        if route.model.is_virtual:
-            return False  # a virtual model hides it since then: its requests go to another model
-        queue = route.served.queue
-        replaced = endpoint.node is not None and endpoint.node.replaced
-        if refused and not replaced and not queue.replaces(endpoint):
+        queue = queue_after(request, endpoint, downstream.proxy.backend, refused=refused)
+        if queue is None:
             return False
         if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
@@ -543,12 +434,11 @@ class Exchange(MeasuredExchange, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        # A batch decides itself when it sends a request again that may have ended the server. A server that
-        # refuses has not ended.
-        has_ended = not (refused or crowded)
-        if self.sent_at and ((request.is_batch and has_ended) or not request.head.route.repeats):
+        sent, has_ended = self.sent_at > 0.0, not (refused or crowded)
+        if not may_repeat(request, sent=sent, has_ended=has_ended):
             return False
-        if self.status and not self._continue(request):
+        begun = request.kept_stream if self.status else None
+        if begun is not None and not begun.ask_for_rest(self.counted_as):
             return False
         waiting = self._waiting
         if waiting is None:
@@ -556,33 +446,17 @@ class Exchange(MeasuredExchange, eq=False):
         if crowded:
             is_queued = waiting.isolate(self._lease, queue)
         else:
-            is_queued = waiting.requeue(self._lease, queue, sent=self.sent_at > 0.0)
+            is_queued = waiting.requeue(self._lease, queue, sent=sent)
         if not is_queued:
-            if self.status and (stream := request.kept_stream) is not None:
+            if begun is not None:
                 request.body = b""
-                self._refuse_to_continue(stream, "it was sent again before, or no llama-server can take it")
+                begun.refuse("it was sent again before, or no llama-server can take it", self.counted_as)
             return False
-        if self.status:
+        if begun is not None:
             downstream.proxy.metrics.count_continued(self.counted_as, "continued")
         downstream.exchange_waits(waiting)
         self._release(abort=has_ended)  # last: the free permit may serve the queued request at once
         return True
-
-    def _continue(self, request: Request) -> bool:
-        """Make the request that continues the answer. False: that is not possible."""
-        stream = request.kept_stream
-        assert stream is not None
-        if not stream.refusal and (reason := stream.ask_for_rest()):
-            self._refuse_to_continue(stream, reason)
-        if stream.refusal:
-            return False
-        request.keepalive_stream = stream
-        request.next_comment_at = 0.0
-        return True
-
-    def _refuse_to_continue(self, stream: KeptStream, reason: str) -> None:
-        stream.refusal = reason
-        self._downstream.proxy.metrics.count_continued(self.counted_as, "refused")
 
     def _release(self, *, abort: bool = False) -> None:
         self.over = True
@@ -596,9 +470,6 @@ class Exchange(MeasuredExchange, eq=False):
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
-                if lease.since_s:  # it keeps its permits, but the request is over
-                    request.slot_s += (monotonic() - lease.since_s) * lease.weight
-                request.slot_s += lease.permit_s
                 self._abandoned = Abandoned(lease, request, upstream, clock, self._crashed_after_cancel)
                 return
             upstream.abort()
@@ -623,14 +494,3 @@ class Exchange(MeasuredExchange, eq=False):
         else:
             self._record(outcome)
             response.fail(error, position)
-
-    def _is_between_events(self) -> bool:
-        """Whether the response is a stream of events, and not within one."""
-        if self._upstream is None or not self._upstream.streams_events:
-            return False
-        last = self.last_bytes()
-        return not last or last.endswith(_EVENT_ENDS)
-
-
-def _with_cause(error: HttpError, why: Unavailable) -> HttpError:
-    return replace(error, message=why.message, cause=why.cause, remedy=why.remedy)

@@ -19,14 +19,18 @@ from llamasup.core.proxy.live.state import InFlight, described, phase_of
 from llamasup.core.proxy.request import Request, record_of
 from llamasup.core.proxy.upload import Upload
 from llamasup.core.proxy.upstream.abandoned import Abandoned
+from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.proxy.waiting import Waiting, WaitingConnection
 from llamasup.core.queueing.endpoint import Lease
+from llamasup.core.queueing.shared_context import permits_for, prompt_tokens
 
+_EVENT_ENDS: Final = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
 
 
 class MeasuredExchange(Struct, eq=False):
-    """The times, the sizes and the last reads of one exchange. ``Exchange`` sets them.
+    """The part of an exchange that decides nothing: its times, sizes, last reads and permits, and its pauses.
+    ``Exchange`` sets the fields.
 
     A struct, because its fields then get their defaults in C. ``_waiting``: the wait of the request before
     this exchange, if any.
@@ -36,6 +40,7 @@ class MeasuredExchange(Struct, eq=False):
     _request: Request
     _lease: Lease
     _waiting: Waiting | None = None
+    _upstream: Upstream | None = None
     tail: deque[bytes] | tuple[bytes, ...] = ()  # the last reads of the answer
     _opening: bytes = b""
     _meter: TokenMeter | None = None
@@ -43,6 +48,10 @@ class MeasuredExchange(Struct, eq=False):
     _body_incomplete: bool = False  # of the request
     _streams_events: bool = False  # the answer is a stream of events
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
+    _lagging_since: float = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
+    _prompt_tokens: int = 0  # an estimate, where all slots share one context
+    _swept_bytes: int = -1  # ``bytes_out`` at the last sweep
+    _progress_at: float = 0.0  # when a sweep last found progress
     upload: Upload | None = None  # while the body of the request is forwarded
     over: bool = False
     status: int = 0  # 0: the client has received nothing
@@ -67,8 +76,75 @@ class MeasuredExchange(Struct, eq=False):
         counts = request.quota is not None and request.quota.counts_tokens
         return request.needs_permit and (request.jobs > 1 or counts)
 
+    # --- for the upstream connection
+
+    @property
+    def is_head(self) -> bool:
+        return self._request.head.method == b"HEAD"
+
+    @property
+    def is_replayable(self) -> bool:
+        return self._request.replayable and self._request.head.route.repeats
+
+    def upload_pauses(self) -> None:
+        if self.upload is not None:
+            self.upload.pause()
+
+    def upload_resumes(self) -> None:
+        if self.upload is not None:
+            self.upload.resume()
+
     def last_bytes(self) -> bytes:
         return b"".join(self.tail)[-8:]
+
+    def _silent_s(self, now: float) -> float:
+        """How long the sweeps have seen no progress of an answer that has begun and that its client reads."""
+        has_begun = self.status or self.bytes_out  # these may be held
+        if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
+            self._swept_bytes = self.bytes_out
+            self._progress_at = now
+        return now - self._progress_at
+
+    def _is_between_events(self) -> bool:
+        """Whether the response is a stream of events, and not within one."""
+        if self._upstream is None or not self._upstream.streams_events:
+            return False
+        last = self.last_bytes()
+        return not last or last.endswith(_EVENT_ENDS)
+
+    def pause(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    # --- permits
+
+    def _weigh(self) -> None:
+        """Take a permit for each job, and those of the slots whose context the request needs."""
+        request, share = self._request, self._lease.endpoint.share
+        permits = request.jobs
+        if share:
+            self._prompt_tokens = prompt_tokens(request.body)
+            permits = max(permits, permits_for(self._prompt_tokens, 0, share))
+        self._lease.weigh(permits)
+
+    def _weigh_answer(self) -> None:
+        """Take more permits while the answer takes more of the context that all slots share."""
+        if share := self._lease.endpoint.share:
+            permits = permits_for(self._prompt_tokens, self.bytes_out, share)
+            self._lease.weigh(max(self._lease.weight, permits))
+
+    def _watch_lag(self, now: float) -> None:
+        """Give the permit back once the client has read its answer too slowly for some time."""
+        if not self._downstream.paused:
+            self._lagging_since = 0.0
+        elif not self._lagging_since:
+            self._lagging_since = now
+        elif now - self._lagging_since >= self._downstream.proxy.limits.lag_s:
+            self._lease.release_permit()
 
     # --- for the control API
 

@@ -1,19 +1,32 @@
-"""Writes the heads of an exchange: of its request to llama-server, and of its response to the client."""
+"""Writes the request of an exchange to llama-server, and the head of its response."""
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import quote
 
 from llamasup.core.http.heads import status_line
 from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.redaction import whole_and_plain
+from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.upload import Upload
+from llamasup.core.proxy.upstream.connection import ResponseReceiver, Upstream
 from llamasup.core.proxy.waiting import Waiting
 from llamasup.core.queueing.endpoint import Endpoint
 
+_BODILESS: Final = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 
-def request_opening(request: Request, endpoint: Endpoint) -> bytes:
-    """The head of the request without its framing, with the child's own key (X5, X9)."""
+
+def send_request(
+    exchange: ResponseReceiver,
+    upstream: Upstream,
+    request: Request,
+    endpoint: Endpoint,
+    upload: Upload | None,
+    outbox: Outbox,
+) -> None:
+    """Send the request with a new head: our framing, and the child's own key (X5, X9)."""
     head, api_key = request.head, endpoint.api_key
     opening = head.opening
     if head.route.has_paths and request.hides_paths:
@@ -27,7 +40,15 @@ def request_opening(request: Request, endpoint: Endpoint) -> bytes:
         opening += mark
     if request.key is not None and (head.route is CONTROL or head.route.of_batches):
         opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
-    return opening
+    body = request.body
+    if upload is not None:
+        upstream.send(exchange, opening + upload.framing, b"")
+        outbox.flush()  # the upload writes past it
+        upload.connect(upstream)
+    elif body or head.method not in _BODILESS:
+        upstream.send(exchange, b"%bContent-Length: %d\r\n\r\n" % (opening, len(body)), body)
+    else:
+        upstream.send(exchange, opening + b"\r\n", b"")
 
 
 def response_head(

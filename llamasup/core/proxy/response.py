@@ -23,6 +23,7 @@ from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead, KeptStream
 from llamasup.core.proxy.translation import ResponseForm, Translation
 from llamasup.core.proxy.waiting import Waiting
+from llamasup.core.queueing.endpoint import Endpoint
 
 
 class Position(Enum):
@@ -184,3 +185,29 @@ class Response:
             event = error_event(request.head.path, error_body(error))
             downstream.send(event if request.http_1_0 else chunk(event))
         downstream.close()
+
+
+def kept_stream(
+    downstream: ClientConnection,
+    request: Request,
+    endpoint: Endpoint,
+    head: AnswerHead,
+    framing: bytes | None,
+    times: tuple[float, float],
+    fail: Callable[[HttpError], None],
+) -> KeptStream | None:
+    """What keeps the stream that begins, so that it can be continued; None: it is not kept.
+
+    ``times``: when the request was sent, and when this answer began. ``fail`` is called, while bytes are
+    relayed, if the stream does not continue the one that was kept.
+    """
+    stream, route = request.kept_stream, request.model_route
+    if stream is not None:
+        stream.expect(repeats=endpoint.repeats_begun_message, fail=fail)
+        return stream
+    if route is None or not route.served.queue.continues_streams:
+        return None
+    is_chunked = framing is not None and framing.startswith(b"Transfer")
+    if head.status == 200 and is_chunked and request.replayable and downstream.proxy.stages.keep is not None:
+        request.kept_stream = downstream.proxy.stages.keep(downstream, request, *times)
+    return request.kept_stream

@@ -114,10 +114,16 @@ class KeptStream(BegunStream, Protocol):
         """The number of these tokens, by the model; None if it cannot be asked."""
         ...
 
-    def ask_for_rest(self, tokens: int = 0) -> str:
-        """Change the body of the request so that it requests the rest. Returns the reason if that is not
-        possible, otherwise an empty text. ``tokens``: those that the client has, if they were counted.
-        """
+    def counted(self, tokens: int) -> None:
+        """Change the request for the rest: the client has this number of tokens."""
+        ...
+
+    def ask_for_rest(self, model: str) -> bool:
+        """Make the request one for the rest. False: that is refused. ``model``: for the metrics."""
+        ...
+
+    def refuse(self, reason: str, model: str) -> None:
+        """Refuse to continue the stream, and count that for this model."""
         ...
 
     def end(self) -> None:

@@ -21,6 +21,13 @@ def suspects_of(request: Request, endpoint: Endpoint) -> Suspects | None:
     return None if route is None or endpoint.node is not None else route.served.queue.suspects
 
 
+def note_fingerprint(request: Request, endpoint: Endpoint) -> None:
+    """Keep the fingerprint of a body that is about to be dropped."""
+    suspects = suspects_of(request, endpoint)
+    if suspects is not None:
+        request.fingerprint = suspects.fingerprint(request.head.path, request.body)
+
+
 def suspect(request: Request, endpoint: Endpoint, *, sent: bool) -> None:
     """Remember that the server has ended while it had the request, which llamasup does not send again."""
     suspects = suspects_of(request, endpoint)

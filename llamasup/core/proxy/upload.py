@@ -74,7 +74,7 @@ class UploadExchange(Protocol):
         """The body is complete, and sent."""
         ...
 
-    def refused(self, error: HttpError) -> None:
+    def fail(self, error: HttpError, outcome: str) -> None:
         """The rest of the body is invalid, too large, or does not arrive."""
         ...
 
@@ -141,7 +141,7 @@ class Upload:
                 )
         if request.refusal is not None:
             request.keep_alive = False
-            self._exchange.refused(request.refusal)
+            self._exchange.fail(request.refusal, "refused")
         elif complete:
             self._end()
             self._exchange.body_sent()

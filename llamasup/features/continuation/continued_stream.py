@@ -32,6 +32,7 @@ class ContinuedStream:
 
     __slots__ = (
         "_failed",
+        "_metrics",
         "_on_failure",
         "_recording",
         "_repeats",
@@ -53,6 +54,7 @@ class ContinuedStream:
         self.opening = b""
         self.refusal = ""
         self._request = request
+        self._metrics = downstream.proxy.metrics
         self._write: Callable[[bytes], None] = downstream.send
         self._rest = KeepaliveStream(downstream, request, has_head=True)
         self._failed: HttpError | None = None
@@ -99,12 +101,29 @@ class ContinuedStream:
         async with Prober(endpoint.address, endpoint.api_key, prefix=prefix) as server:
             return await server.count_tokens(self._recording.uncounted)
 
-    def ask_for_rest(self, tokens: int = 0) -> str:
+    def counted(self, tokens: int) -> None:
+        self._put_request(tokens)  # if it fails: it was made without this number, and still is
+
+    def ask_for_rest(self, model: str) -> bool:
+        if not self.refusal and (reason := self._put_request()):
+            self.refuse(reason, model)
+        if self.refusal:
+            return False
+        self._request.keepalive_stream = self
+        self._request.next_comment_at = 0.0
+        return True
+
+    def _put_request(self, tokens: int = 0) -> str:
+        """Put the body for the rest into the request. Returns the reason if that is not possible."""
         try:
             self._request.body = self._recording.continued_body(tokens)
         except NotContinued as reason:
             return str(reason)
         return ""
+
+    def refuse(self, reason: str, model: str) -> None:
+        self.refusal = reason
+        self._metrics.count_continued(model, "refused")
 
     def end(self) -> None:
         self._recording.end()

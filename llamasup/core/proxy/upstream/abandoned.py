@@ -9,6 +9,7 @@ until its end, which is the end of the work. Until then the request keeps its pe
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from llamasup.core.auth.quota import tokens_made_in
@@ -50,6 +51,9 @@ class Abandoned:
         clock: Callable[[], float],
         on_crash: Callable[[Unavailable], None],
     ) -> None:
+        if lease.since_s:  # it keeps its permits, but the request is over
+            request.slot_s += (monotonic() - lease.since_s) * lease.weight
+        request.slot_s += lease.permit_s
         self._on_crash = on_crash
         self._clock = clock
         self._since = clock()
