@@ -116,6 +116,7 @@ def _serve(
     own_log: OwnLog,
     began_s: float,
 ) -> None:
+    from llamasup.core.observability.observer import Observer
     from llamasup.core.supervision.events import Bus
     from llamasup.features.systemd.notify import take_systemd
 
@@ -126,9 +127,7 @@ def _serve(
     service = prepare()(bus)
     service.own_log = own_log
     reporter = ConsoleReporter(view, service, began_s)
-    bus.listen(reporter.on_event)
-    service.on_request = reporter.request
-    service.on_slow_request = reporter.slow_request
+    service.observe(Observer(reporter.request, slow=reporter.slow_request, event=reporter.on_event))
     if output.server_log == "stderr":
         service.on_log = view.show_server_log
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,15 +20,10 @@ from llamasup.core.control.interface import ConsolePages, ControlTarget
 from llamasup.core.http.address import Address
 from llamasup.core.llama_server.answers import SlotProgress
 from llamasup.core.observability.access_log import AccessLog, check_log_file
-from llamasup.core.observability.access_record import (
-    SlowLog,
-    access_line,
-    admit_slow,
-    shortened,
-    waiting_time_s,
-)
+from llamasup.core.observability.access_record import access_line, shortened
 from llamasup.core.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.core.observability.last_hour import LastHour
+from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.proxy.backend import Backend, ModelList
 from llamasup.core.proxy.connections import most_connections
@@ -58,6 +53,7 @@ from llamasup.core.system.storage.folders import state_folder
 from llamasup.errors import LlamasupError
 from llamasup.features.usage.recorder import UsageRecorder
 from llamasup.service.answer_stages import ANSWER_STAGES
+from llamasup.service.observers import LastHourObserver, SlowRequests
 from llamasup.service.options import ServiceOptions
 
 if TYPE_CHECKING:
@@ -137,10 +133,6 @@ class ServiceHost:
         environ: Mapping[str, str] | None = None,
         listen_ollama: Callable[[], ListenerSet] | None = None,
     ) -> None:
-        self.on_request: Callable[[RequestRecord], None] | None = None
-        self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
-        """Called for slow requests at a limited rate, with the number of skipped ones.
-        """
         self.on_asked: Callable[[str, str], None] | None = None
         """Called for each request of the control API before it is carried out (``ServiceOwner``)."""
         self.own_log = OwnLog()
@@ -158,10 +150,9 @@ class ServiceHost:
         self._workload: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
-        self._access_log: AccessLog[RequestRecord] | None = None
         self._environ = os.environ if environ is None else environ
-        self._spans: SpanExporter | None = None
-        self._slow = SlowLog(time.monotonic())
+        self._finished: list[Callable[[RequestRecord], None]] = []
+        self._closing: list[Callable[[], None]] = []
         self._usage = (
             None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
         )
@@ -190,6 +181,33 @@ class ServiceHost:
 
         return not_counted(by, since, today())
 
+    def observe(self, *observers: Observer, first: bool = False) -> None:
+        """Call these observers from now on, after the earlier ones; ``first``: before the earlier ones."""
+        finished: list[Callable[[RequestRecord], None]] = []
+        for observer in observers:
+            if observer.finished is not None:
+                finished.append(observer.finished)
+            if observer.slow is not None and self._options.slow_request_s:
+                finished.append(SlowRequests(self._options.slow_request_s, observer.slow).finished)
+            if observer.event is not None:
+                self._bus.listen(observer.event)
+            if observer.close is not None:
+                self._closing.append(observer.close)
+        at = 0 if first else len(self._finished)
+        self._finished[at:at] = finished
+
+    def _own_observers(self) -> Iterator[Observer]:
+        """Make the observers that need no workload. Those that are off do not exist."""
+        if (path := self._options.access_log) is not None:
+            log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
+            self.metrics.lines_dropped = log.dropped
+            yield Observer(finished=log.write, close=log.close)
+        if (spans := _span_exporter(self._environ)) is not None:
+            self.metrics.traces_dropped = spans.dropped
+            yield Observer(finished=spans.write, close=spans.close)
+        if self._usage is not None:
+            yield Observer(finished=self._usage.add, close=self._usage.close)
+
     def _held_slots(self) -> Sequence[HeldSlots]:
         return () if self.live_requests is None else self.live_requests.held_slots()
 
@@ -211,12 +229,7 @@ class ServiceHost:
                 listeners.close()
                 raise
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
-        if (path := options.access_log) is not None:
-            self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
-            self.metrics.lines_dropped = self._access_log.dropped
-        if (spans := _span_exporter(self._environ)) is not None:
-            self._spans = spans
-            self.metrics.traces_dropped = spans.dropped
+        self.observe(*self._own_observers(), first=True)
         try:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
@@ -228,12 +241,8 @@ class ServiceHost:
                 opened.close()
             if ready_file is not None:
                 ready_file.remove()
-            if self._access_log is not None:
-                self._access_log.close()
-            if self._spans is not None:
-                self._spans.close()
-            if self._usage is not None:
-                self._usage.close()
+            for close in self._closing:
+                close()
             self._bus.publish(Stopped())
         if error is not None:
             raise error
@@ -280,7 +289,13 @@ class ServiceHost:
             more_routes=batch_routes,
         )
         proxy.control = control.endpoint
-        self._bus.listen(self._on_event)
+        last_hour = LastHourObserver(self._last_hour, workload.control_target.held_bytes)
+        self.observe(
+            Observer(finished=requests.note_ended),  # before the usage, which reads the slots in use
+            Observer(finished=last_hour.finished, event=last_hour.event),
+            first=True,
+        )
+        self.observe(Observer(event=self._on_event))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(workload.run(), name="hosted")
             serving: asyncio.Task[None] | None = None
@@ -342,8 +357,6 @@ class ServiceHost:
         )
 
     def _on_event(self, event: PublishedEvent) -> None:
-        if isinstance(event, StateChanged) and self._workload is not None:
-            self._last_hour.note_memory(time.monotonic(), self._workload.control_target.held_bytes())
         match event:
             case StateChanged(model, State.STARTING, _):
                 self._loads_began_s[model] = asyncio.get_running_loop().time()
@@ -367,31 +380,8 @@ class ServiceHost:
 
     def _on_finished(self, record: RequestRecord) -> None:
         record = shortened(record)
-        if self.live_requests is not None:
-            self.live_requests.note_ended(record)
-        if self._access_log is not None:
-            self._access_log.write(record)
-        if record.model:
-            self._last_hour.add_request(
-                time.monotonic(),
-                duration_s=record.duration_s,
-                queue_s=record.queue_s,
-                first_byte_s=record.first_byte_s,
-                tokens=record.tokens_completion or 0,
-            )
-        if self._spans is not None:
-            self._spans.write(record)
-        if self._usage is not None:
-            self._usage.add(record)
-        if self.on_request is not None:
-            self.on_request(record)
-        limit_s = self._options.slow_request_s
-        is_for_model = record.model or record.outcome == "unavailable"
-        if limit_s and is_for_model and waiting_time_s(record.first_byte_s, record.duration_s) > limit_s:
-            left_out = self._slow.left_out
-            self._slow, admitted = admit_slow(self._slow, time.monotonic())
-            if admitted and self.on_slow_request is not None:
-                self.on_slow_request(record, left_out)
+        for finished in self._finished:
+            finished(record)
 
 
 def _listen_for_batches(folder: Path) -> ListenerSet:

@@ -29,6 +29,7 @@ from llamasup.core.llama_server.rpc.relay import Relay, Stream, server_context
 from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.core.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
+from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.proxy.listeners.bind import bind
 from llamasup.core.queueing.request_queue import RequestQueue
@@ -194,16 +195,18 @@ class RpcWorker:
         worker_line((self.launch.path,), self.launch.capabilities, machine, options.worker, "", 1)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
-        # Only ``on_log`` is called: a worker has no HTTP.
         self.on_log: Callable[[list[bytes]], None] | None = None
-        self.on_request: Callable[..., None] | None = None
-        self.on_slow_request: Callable[..., None] | None = None
         self.on_asked: Callable[[str, str], None] | None = None
         self.own_log = OwnLog()
         self.stops_asked = 0
         self.runner: InstanceRunner | None = None
         self._bus = bus
         self._warned_s = float("-inf")
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``event`` of the observer with each event: a worker has no requests."""
+        if observer.event is not None:
+            self._bus.listen(observer.event)
 
     @property
     def address(self) -> TcpAddress:

@@ -12,6 +12,7 @@ import httpx
 
 from llamasup.core.http.context_end import ContextWindow
 from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.observability.observer import Observer
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.states import State
@@ -37,7 +38,7 @@ class RecordedClient:
     def __init__(self, server: Serving) -> None:
         self._client = server.client
         self._records: asyncio.Queue[RequestRecord] = asyncio.Queue()
-        server.service.on_request = self._records.put_nowait
+        server.service.observe(Observer(finished=self._records.put_nowait))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[httpx.Response, RequestRecord]:
         answer = await self._client.post(path, json={"temperature": 0, **body})
