@@ -50,6 +50,7 @@ from llamasup.errors import LlamasupError
 from llamasup.features.downloads.manager import Downloads, DownloadSettings
 from llamasup.features.peers.membership import Membership, Peer
 from llamasup.features.virtual.backend import Models, VirtualBackend
+from llamasup.features.virtual.control import VirtualModels
 from llamasup.service.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -155,12 +156,12 @@ class HostedModels:
         self.control_target = ConfiguredTarget(
             owner, self.catalog, address, self._logs.path_of, self.reload, files
         )
-        self.control_target.make_upgrade = self._make_upgrade
+        self.control_target.make_upgrades = self._make_upgrade
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
         self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
         self.backend: Backend = self._virtual
-        self.control_target.virtual = self._virtual
+        self.control_target.other_models = (VirtualModels(self._virtual), *self.control_target.other_models)
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -175,6 +176,7 @@ class HostedModels:
         if membership is None and not self._configured.peers:
             return None
         from llamasup.features.peers.backend import NodesBackend
+        from llamasup.features.peers.control import PeerModels
         from llamasup.features.peers.peers import Peers
         from llamasup.features.peers.static import StaticMembership
 
@@ -191,7 +193,8 @@ class HostedModels:
             else own.continue_streams,
         )
         self._models = NodesBackend(self.catalog, peers)
-        self.control_target.peers = peers
+        self.control_target.nodes = peers
+        self.control_target.other_models = (PeerModels(peers),)
         self._bus.listen(self._follow_models)
         return peers
 

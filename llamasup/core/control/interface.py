@@ -205,6 +205,42 @@ class ConfigAccess(Protocol):
         ...
 
 
+class OtherModels(Protocol):
+    """Models that are not in the pool of this llamasup, such as virtual ones and those of other nodes."""
+
+    def why(self, model: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """The answer of ``ControlTarget.why``; None for another name. ``why_of`` answers for a model that
+        stands behind this one.
+        """
+        ...
+
+    def refuse(self, what: str, model: str) -> None:
+        """Raises Conflict if only another process could do this (``ServiceOwner.control_asks``)."""
+        ...
+
+
+class Nodes(Protocol):
+    """The other nodes."""
+
+    def status(self) -> Sequence[Mapping[str, Any]]:
+        """The ``nodes`` of the status object (docs/design.md)."""
+        ...
+
+    def gauges(self) -> NodeGauges: ...
+
+
+class Upgrades(Protocol):
+    """Moves all models to another build of llama.cpp (docs/upgrade.md)."""
+
+    def status(self) -> Mapping[str, Any]: ...
+
+    async def preview(self, choice: str) -> Mapping[str, Any]: ...
+
+    async def upgrade(self, choice: str) -> Mapping[str, Any]:
+        """Raises BuildRefused."""
+        ...
+
+
 class ConsolePages(Protocol):
     """The web console, as a part of the control application."""
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from llamasup.core.control.interface import (
     ConfigAccess,
     Fetch,
+    Nodes,
+    OtherModels,
     ServiceOwner,
+    Upgrades,
     refuse_if_stopping,
     shown,
     shut_down,
@@ -42,11 +46,6 @@ from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import RestartRequested, StartRequested, State
 from llamasup.core.system.text import printable
 from llamasup.errors import Conflict
-
-if TYPE_CHECKING:
-    from llamasup.features.peers.peers import Peers
-    from llamasup.features.upgrade.upgrade import Upgrade
-    from llamasup.features.virtual.backend import VirtualBackend
 
 __all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
 
@@ -84,10 +83,10 @@ class PoolTarget:
         self._address = address
         self._log_path = log_path
         self._started_s = monotonic()
-        self.peers: Peers | None = None
+        self.nodes: Nodes | None = None
         """The other nodes, if there are any."""
-        self.virtual: VirtualBackend | None = None
-        """The virtual models of the config."""
+        self.other_models: Sequence[OtherModels] = ()
+        """Models that are not in the pool. The first that knows a name explains it."""
 
     @property
     def bus(self) -> Bus:
@@ -98,7 +97,7 @@ class PoolTarget:
     def status(self) -> Mapping[str, Any]:
         models = map(_status, self._models.managed_models())
         status = status_of(self._address, monotonic() - self._started_s, models)
-        nodes = () if self.peers is None else self.peers.status()
+        nodes = () if self.nodes is None else self.nodes.status()
         return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
@@ -106,7 +105,7 @@ class PoolTarget:
         return gauges_of(self._runners())
 
     def node_gauges(self) -> NodeGauges | None:
-        return None if self.peers is None else self.peers.gauges()
+        return None if self.nodes is None else self.nodes.gauges()
 
     async def scrape(self) -> Mapping[str, str]:
         return await scrape(self._runners())
@@ -189,18 +188,14 @@ class PoolTarget:
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
     def why(self, model: str) -> Mapping[str, Any]:
-        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
-            return self.virtual.why(name, self._why)
-        return self._why(model)
+        return self._why(self.other_models, model)
 
-    def _why(self, model: str) -> Mapping[str, Any]:
-        if self.peers is None:
+    def _why(self, others: Sequence[OtherModels], model: str) -> Mapping[str, Any]:
+        if not others:
             return why_of(self._models.known(model), self._models.pool)
-        remote = self.peers.find(model)
-        if remote is None:
-            return why_of(self._models.known(model), self._models.pool)
-        own = why_of(self._models.known(model), self._models.pool) if remote.group.is_local else None
-        return self.peers.why(remote, own)
+        first, *rest = others
+        found = first.why(model, partial(self._why, rest))
+        return self._why(rest, model) if found is None else found
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]
@@ -266,20 +261,9 @@ class PoolTarget:
         return managed
 
     def _refuse_elsewhere(self, what: str, model: str) -> None:
-        """Raises Conflict for a virtual model, and for a model of other nodes."""
-        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
-            raise Conflict(
-                f"{name!r} is a virtual model, which has no process of its own.",
-                remedy=f"Name a model that it stands for; `llamasup why {name}` lists them.",
-            )
-        if self.peers is not None and (remote := self.peers.find(model)) and not remote.group.is_local:
-            names = " and ".join(f"{name!r}" for name in remote.group.nodes)
-            raise Conflict(
-                f"The model {model!r} is not on this node, but on {names or 'no node yet'}.",
-                remedy=f"Run `llamasup {what} {model} --url URL` with the URL of that node."
-                if what in ("load", "unload", "restart")
-                else f"Run `llamasup {what}` on the machine of that node.",
-            )
+        """Raises Conflict for a model that is not in the pool."""
+        for others in self.other_models:
+            others.refuse(what, model)
 
 
 class ConfiguredTarget(PoolTarget):
@@ -300,9 +284,9 @@ class ConfiguredTarget(PoolTarget):
         self.make_config: Callable[[], ConfigAccess] | None = None
         """Makes ``config`` at its first use."""
         self._config: ConfigAccess | None = None
-        self.make_upgrade: Callable[[], Upgrade] | None = None
+        self.make_upgrades: Callable[[], Upgrades] | None = None
         """Makes the owner of upgrades at its first use."""
-        self._upgrade: Upgrade | None = None
+        self._upgrades: Upgrades | None = None
 
     @property
     def config(self) -> ConfigAccess | None:
@@ -311,26 +295,28 @@ class ConfiguredTarget(PoolTarget):
         return self._config
 
     def upgrade_status(self) -> Mapping[str, Any]:
-        return self._upgrades.status()
+        return self.upgrades.status()
 
     async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
         if dry_run:
-            return await self._upgrades.preview(runtime)
+            return await self.upgrades.preview(runtime)
         self._owner.control_asks("upgrade")
-        return await self._upgrades.upgrade(runtime)
+        return await self.upgrades.upgrade(runtime)
 
     async def follow_runtime(self, runtime: str) -> Mapping[str, Any]:
         """Upgrade to the build that a followed path points to (``runtime.watch``)."""
         refuse_if_stopping(self._owner)
-        return await self._upgrades.upgrade(runtime)
+        return await self.upgrades.upgrade(runtime)
 
     @property
-    def _upgrades(self) -> Upgrade:
-        if self._upgrade is None:
-            assert self.make_upgrade is not None  # the workload of ``serve`` sets it
-            self._upgrade = self.make_upgrade()
-        return self._upgrade
+    def upgrades(self) -> Upgrades:
+        """Raises Conflict without the feature that upgrades."""
+        if self._upgrades is None:
+            if self.make_upgrades is None:
+                raise _no_upgrade()
+            self._upgrades = self.make_upgrades()
+        return self._upgrades
 
     async def reload(self) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)

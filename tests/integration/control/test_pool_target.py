@@ -20,6 +20,7 @@ from llamasup.core.pool.model import ManagedModel
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.states import Policy, State
 from llamasup.errors import Conflict, ModelMissing, ModelUnknown
+from llamasup.features.peers.control import PeerModels
 from llamasup.features.peers.membership import Peer
 from llamasup.features.peers.peers import Peers
 from llamasup.features.peers.static import StaticMembership
@@ -171,7 +172,8 @@ async def test_models_of_other_nodes_are_shown_and_changed_only_there(
         node = PlayedNode()
         await node.start()
         membership = StaticMembership((Peer("desk", node.url),))
-        peers = target.peers = Peers(membership, it.catalog, timeout_s=60.0, max_waiting=8)
+        peers = target.nodes = Peers(membership, it.catalog, timeout_s=60.0, max_waiting=8)
+        target.other_models = (PeerModels(peers),)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(peers.run())
             await peers.begun()
