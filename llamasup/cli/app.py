@@ -14,61 +14,53 @@ import typer
 from typer._click.exceptions import NoSuchOption, UsageError
 
 from llamasup._version import __version__
-from llamasup.cli.command_group import COMPLETION_VARIABLE, CommandGroup, LazyCommand, LazyGroup
+from llamasup.cli.command_group import COMPLETION_VARIABLE, CommandGroup, LazyGroup
 from llamasup.cli.gc_pause import collect_again
+from llamasup.features import FEATURES, CommandEntry, command
 
+_CORE: Final = (
+    command("run", "Serve one model in the foreground."),
+    command("serve", "Serve many models, from a config or from folders."),
+    command("rpc-worker", "Lend the memory of this machine to another llamasup.", "rpc_worker"),
+    command("rm", "Delete models from the models folder."),
+    command("list", "List the models on this machine by name."),
+    command("status", "Show the state of a running llamasup and its models.", "control"),
+    command("top", "Show the models and the requests of a running llamasup, live."),
+    command("ps", "List the models of a running llamasup, or of all if several run.", "control"),
+    command("why", "Say why a model is in its state, and what would have to change.", "control"),
+    command("load", "Load a model, and wait until it is ready.", "control"),
+    command("unload", "Unload a model, and wait until its memory is free.", "control"),
+    command("restart", "Restart one model, or all loaded models one by one.", "control"),
+    command("reload", "Read the configuration again.", "control"),
+    command("stop", "Stop a running llamasup.", "control"),
+    command("logs", "Show the log of a model's llama-server, or of llamasup.", "control"),
+    command("plan", "Show the llama-server command line for a model, with reasons."),
+    command("fleet", "Deploy models on a Ray cluster."),
+    command("key", "Create, list and revoke API keys."),
+    command("config", "Write and check the configuration file of serve."),
+    command("completion", "Print the script that completes commands and options in a shell."),
+)
 
-def _command(name: str, summary: str, *, module: str | None = None) -> LazyCommand:
-    return LazyCommand(name, f"llamasup.cli.commands.{module or name}", summary)
-
-
-def _control(name: str, summary: str) -> LazyCommand:
-    return _command(name, summary, module="control")
-
-
-COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
-    "Commands to serve models": (
-        _command("run", "Serve one model in the foreground."),
-        _command("serve", "Serve many models, from a config or from folders."),
-        _command("rpc-worker", "Lend the memory of this machine to another llamasup.", module="rpc_worker"),
-        _command("wrap", "Supervise an existing llama-server command line, unchanged."),
-    ),
-    "Commands to manage models": (
-        _command("pull", "Download models from Hugging Face or from an https URL."),
-        _command("rm", "Delete models from the models folder."),
-        _command("list", "List the models on this machine by name."),
-        _command("inspect", "Show facts about a model, and whether it fits in memory."),
-    ),
-    "Commands for a running llamasup": (
-        _control("status", "Show the state of a running llamasup and its models."),
-        _command("top", "Show the models and the requests of a running llamasup, live."),
-        _command("ui", "Open the web console of a running llamasup."),
-        _control("ps", "List the models of a running llamasup, or of all if several run."),
-        _control("why", "Say why a model is in its state, and what would have to change."),
-        _control("load", "Load a model, and wait until it is ready."),
-        _control("unload", "Unload a model, and wait until its memory is free."),
-        _control("restart", "Restart one model, or all loaded models one by one."),
-        _control("reload", "Read the configuration again."),
-        _command("upgrade", "Move to another build of llama.cpp once it is proven."),
-        _control("stop", "Stop a running llamasup."),
-        _control("logs", "Show the log of a model's llama-server, or of llamasup."),
-        _command("connect", "Show the settings of a client for a running llamasup."),
-        _command("usage", "Show the requests and tokens of each model, key and day."),
-        _command("batch", "Run the requests of a file, and continue after interruptions."),
-    ),
-    "Commands to explain and diagnose": (
-        _command("plan", "Show the llama-server command line for a model, with reasons."),
-        _command("tune", "Measure which flags make a model better here, and keep them."),
-        _command("doctor", "Check this machine for problems, and show a remedy for each."),
-    ),
-    "Commands for services, keys and configuration": (
-        _command("service", "Run llamasup as a systemd service."),
-        _command("fleet", "Deploy models on a Ray cluster."),
-        _command("key", "Create, list and revoke API keys."),
-        _command("config", "Write and check the configuration file of serve."),
-        _command("completion", "Print the script that completes commands and options in a shell."),
-    ),
+_SECTIONS: Final = {
+    "Commands to serve models": "run serve rpc-worker wrap",
+    "Commands to manage models": "pull rm list inspect",
+    "Commands for a running llamasup": "status top ui ps why load unload restart reload upgrade stop logs"
+    " connect usage batch",
+    "Commands to explain and diagnose": "plan tune doctor",
+    "Commands for services, keys and configuration": "service fleet key config completion",
 }
+"""The order of ``llamasup --help``. A name without a command is that of a feature that is not here."""
+
+
+def _commands() -> dict[str, Sequence[CommandEntry]]:
+    features = (entry for feature in FEATURES for entry in feature.commands)
+    known = {entry.name: entry for entry in (*_CORE, *features)}
+    return {
+        title: [known[name] for name in names.split() if name in known] for title, names in _SECTIONS.items()
+    }
+
+
+COMMANDS: Final[Mapping[str, Sequence[CommandEntry]]] = _commands()
 """By the sections of ``llamasup --help``."""
 
 

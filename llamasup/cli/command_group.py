@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
+
+from llamasup.features import CommandEntry
 
 OLLAMA = "127.0.0.1:11434"
 """The address of ``--ollama`` without a value: that of Ollama itself."""
@@ -184,21 +186,10 @@ class CommandGroup(_ReadsParameters, TyperGroup):
         yield "Commands", rows
 
 
-class LazyCommand(NamedTuple):
-    """A command whose ``module`` has not been imported. ``summary`` is the first line of its help.
-
-    Not a Struct: ``--help`` would import msgspec for nothing else, which takes 6 ms.
-    """
-
-    name: str
-    module: str
-    summary: str
-
-
 class LazyGroup(CommandGroup):
     """Shows the commands of ``table`` in sections by title. ``get_command`` imports a command's module."""
 
-    table: ClassVar[Mapping[str, Sequence[LazyCommand]]]
+    table: ClassVar[Mapping[str, Sequence[CommandEntry]]]
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

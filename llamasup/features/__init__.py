@@ -1,0 +1,90 @@
+"""The list of features: what llamasup can do without, and where each feature attaches to the rest.
+
+A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. The
+command line and the services read this list, and import what it names when it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class CommandEntry(NamedTuple):
+    """A command, the module that defines it, and the first line of its help.
+
+    Not a Struct: ``--help`` would import msgspec for nothing else, which takes 6 ms.
+    """
+
+    name: str
+    module: str
+    summary: str
+
+
+def command(name: str, summary: str, module: str = "") -> CommandEntry:
+    """The entry of a command. Its module in ``cli/commands`` has its name, or is ``module``."""
+    return CommandEntry(name, f"llamasup.cli.commands.{module or name}", summary)
+
+
+class Feature(NamedTuple):
+    """What belongs to a feature, besides its folder and its tests."""
+
+    name: str
+    commands: tuple[CommandEntry, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Modules outside its folder that only its commands use."""
+
+
+FEATURES: Final = (
+    Feature(
+        "batch",
+        commands=(command("batch", "Run the requests of a file, and continue after interruptions."),),
+        modules=("llamasup.cli.batch_server", "llamasup.cli.output.batch_view"),
+    ),
+    Feature(
+        "connect",
+        commands=(command("connect", "Show the settings of a client for a running llamasup."),),
+    ),
+    Feature(
+        "console",
+        commands=(command("ui", "Open the web console of a running llamasup."),),
+    ),
+    Feature("continuation"),
+    Feature(
+        "doctor",
+        commands=(
+            command("doctor", "Check this machine for problems, and show a remedy for each."),
+            command("inspect", "Show facts about a model, and whether it fits in memory."),
+        ),
+    ),
+    Feature(
+        "downloads",
+        commands=(command("pull", "Download models from Hugging Face or from an https URL."),),
+        modules=("llamasup.cli.output.download_view",),
+    ),
+    Feature("ollama"),
+    Feature("peers"),
+    Feature("repair"),
+    Feature(
+        "systemd",
+        commands=(command("service", "Run llamasup as a systemd service."),),
+    ),
+    Feature("tracing"),
+    Feature(
+        "tuning",
+        commands=(command("tune", "Measure which flags make a model better here, and keep them."),),
+    ),
+    Feature(
+        "upgrade",
+        commands=(command("upgrade", "Move to another build of llama.cpp once it is proven."),),
+    ),
+    Feature(
+        "usage",
+        commands=(command("usage", "Show the requests and tokens of each model, key and day."),),
+        modules=("llamasup.cli.output.usage_table",),
+    ),
+    Feature("virtual"),
+    Feature(
+        "wrap",
+        commands=(command("wrap", "Supervise an existing llama-server command line, unchanged."),),
+    ),
+)

@@ -1,0 +1,27 @@
+"""The list of features and what it names."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from llamasup import features
+from llamasup.cli.app import COMMANDS
+from llamasup.features import FEATURES
+
+
+def test_each_folder_of_a_feature_is_in_the_list() -> None:
+    folders = [path.parent.name for path in Path(features.__file__).parent.glob("*/__init__.py")]
+    assert [feature.name for feature in FEATURES] == sorted(folders)
+
+
+def test_modules_of_a_feature_exist() -> None:
+    for feature in FEATURES:
+        for module in (*feature.modules, *(entry.module for entry in feature.commands)):
+            assert find_spec(module) is not None, module
+
+
+def test_each_command_of_a_feature_is_in_a_section_of_the_help() -> None:
+    shown = [entry for section in COMMANDS.values() for entry in section]
+    assert len({entry.name for entry in shown}) == len(shown)
+    assert {entry for feature in FEATURES for entry in feature.commands} <= set(shown)
