@@ -6,7 +6,9 @@ command line and the services read this list, and import what it names when it i
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 
 class CommandEntry(NamedTuple):
@@ -26,12 +28,25 @@ def command(name: str, summary: str, module: str = "") -> CommandEntry:
 
 
 class Feature(NamedTuple):
-    """What belongs to a feature, besides its folder and its tests."""
+    """What belongs to a feature, besides its folder and its tests.
+
+    The fields after ``modules`` are seams. Each names a function or class as ``module:name``.
+    """
 
     name: str
     commands: tuple[CommandEntry, ...] = ()
     modules: tuple[str, ...] = ()
     """Modules outside its folder that only its commands use."""
+    observer: str = ""
+    """``(Host) → None``: attaches observers to a service before it starts."""
+    pages: str = ""
+    """``(Proxy, Address, hosts, ControlTarget, wake) → ConsolePages``: a part of the control application."""
+    dialect: str = ""
+    """``(list_models, keep) → Dialect``: the API of the listener of ``--ollama``."""
+    batches: str = ""
+    """``(settings, Keys) → (BatchWorker, routes)``: requests that llamasup sends itself."""
+    config_problems: str = ""
+    """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
 
 FEATURES: Final = (
@@ -39,6 +54,8 @@ FEATURES: Final = (
         "batch",
         commands=(command("batch", "Run the requests of a file, and continue after interruptions."),),
         modules=("llamasup.cli.batch_server", "llamasup.cli.output.batch_view"),
+        batches="llamasup.features.batch.attach:batches",
+        config_problems="llamasup.features.batch.attach:config_problems",
     ),
     Feature(
         "connect",
@@ -47,6 +64,7 @@ FEATURES: Final = (
     Feature(
         "console",
         commands=(command("ui", "Open the web console of a running llamasup."),),
+        pages="llamasup.features.console.attach:pages",
     ),
     Feature("continuation"),
     Feature(
@@ -61,14 +79,14 @@ FEATURES: Final = (
         commands=(command("pull", "Download models from Hugging Face or from an https URL."),),
         modules=("llamasup.cli.output.download_view",),
     ),
-    Feature("ollama"),
+    Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
     Feature("peers"),
     Feature("repair"),
     Feature(
         "systemd",
         commands=(command("service", "Run llamasup as a systemd service."),),
     ),
-    Feature("tracing"),
+    Feature("tracing", observer="llamasup.features.tracing.attach:attach"),
     Feature(
         "tuning",
         commands=(command("tune", "Measure which flags make a model better here, and keep them."),),
@@ -81,6 +99,7 @@ FEATURES: Final = (
         "usage",
         commands=(command("usage", "Show the requests and tokens of each model, key and day."),),
         modules=("llamasup.cli.output.usage_table",),
+        observer="llamasup.features.usage.attach:attach",
     ),
     Feature("virtual"),
     Feature(
@@ -88,3 +107,11 @@ FEATURES: Final = (
         commands=(command("wrap", "Supervise an existing llama-server command line, unchanged."),),
     ),
 )
+
+
+def attached(seam: str) -> Iterator[Any]:
+    """Import and return what the features attach to a seam, which is the name of a field of ``Feature``."""
+    for feature in FEATURES:
+        if where := getattr(feature, seam):
+            module, _, name = where.partition(":")
+            yield getattr(import_module(module), name)

@@ -23,10 +23,10 @@ from llamasup.core.models.rules import Problem
 from llamasup.core.settings.declaration import settings_of
 from llamasup.core.settings.kinds import FilePath, Many
 from llamasup.core.settings.model import ModelSettings
-from llamasup.core.system.storage.folders import given_folder
 from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.core.system.text import printable
-from llamasup.errors import ConfigInvalid, FolderUnusable, LlamasupError, RuntimeMissing
+from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
+from llamasup.features import attached
 
 if TYPE_CHECKING:
     from llamasup.service.config_source import ConfigSource
@@ -49,6 +49,7 @@ def environment_issues(
         *_auth(reading, environ),
         *_tls(reading),
         *_peers(reading),
+        *_features(reading),
         *_paths(reading),
         *_model_files(reading),
         *_runtime(reading),
@@ -175,11 +176,17 @@ def _peers(reading: Reading) -> _Found:
             peers_of({name: entry})
         except LlamasupError as error:
             key = "ca_file" if ".ca_file" in error.message else "key_file"
-            yield ("peers", name, key), f"{error.message.rstrip('.')}; {_lower(error.remedy)}"
+            yield ("peers", name, key), _one_line(error)
 
 
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].rstrip(".")
+def _features(reading: Reading) -> _Found:
+    for problems in attached("config_problems"):
+        for place, error in problems(reading.config):
+            yield place, _one_line(error)
+
+
+def _one_line(error: LlamasupError) -> str:
+    return f"{error.message.rstrip('.')}; {error.remedy[:1].lower()}{error.remedy[1:].rstrip('.')}"
 
 
 # --- files and folders -------------------------------------------------------------------------------
@@ -200,14 +207,6 @@ def _paths(reading: Reading) -> _Found:
         and (problem := _no_folder(downloads.folder))
     ):
         yield ("downloads", "folder"), problem  # a missing folder is created
-    batches = config.batches.folder
-    if config.batches.enabled and batches is not None and path_kind(batches) is not PathKind.NOTHING:
-        from llamasup.features.batch.api.store import DATABASE  # here, to keep the start short
-
-        try:
-            given_folder(batches, DATABASE)
-        except FolderUnusable as error:
-            yield ("batches", "folder"), f"{error.message.rstrip('.')}; {_lower(error.remedy)}"
     log = config.http.access_log
     if log is not None and log != Path("-") and (problem := _no_folder(log.parent)):
         yield ("http", "access_log"), problem

@@ -8,15 +8,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from msgspec.structs import replace
 
 from llamasup.core.control.app import ControlServer
-from llamasup.core.control.interface import ConsolePages, ControlTarget
+from llamasup.core.control.interface import BatchWorker, ConsolePages, ControlTarget, UsageReport
 from llamasup.core.http.address import Address
 from llamasup.core.llama_server.answers import SlotProgress
 from llamasup.core.observability.access_log import AccessLog, check_log_file
@@ -27,6 +27,7 @@ from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.proxy.backend import Backend, ModelList
 from llamasup.core.proxy.connections import most_connections
+from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.live.requests import LiveRequests
 from llamasup.core.proxy.proxy import Proxy
@@ -49,9 +50,8 @@ from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.core.system.process.platform import raise_limit
 from llamasup.core.system.process.ready_file import ReadyFile
 from llamasup.core.system.process.sweep import record_ready_file, sweep
-from llamasup.core.system.storage.folders import state_folder
-from llamasup.errors import LlamasupError
-from llamasup.features.usage.recorder import UsageRecorder
+from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.features import attached
 from llamasup.service.answer_stages import ANSWER_STAGES
 from llamasup.service.observers import LastHourObserver, SlowRequests
 from llamasup.service.options import ServiceOptions
@@ -62,9 +62,6 @@ if TYPE_CHECKING:
     from llamasup.core.auth.key_limits import Keys
     from llamasup.core.models.spec import KeepResult
     from llamasup.core.settings.sections import Batches
-    from llamasup.features.batch.api.runner import BatchService
-    from llamasup.features.ollama.dialect import OllamaDialect
-    from llamasup.features.tracing.exporter import SpanExporter
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -150,14 +147,13 @@ class ServiceHost:
         self._workload: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
-        self._environ = os.environ if environ is None else environ
+        self.environ = os.environ if environ is None else environ
         self._finished: list[Callable[[RequestRecord], None]] = []
         self._closing: list[Callable[[], None]] = []
-        self._usage = (
-            None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
-        )
+        self.usage: UsageReport = _no_usage
+        self.usage_keep_days = None if options.no_usage else options.usage_keep_days
         self._last_hour = LastHour(time.monotonic())
-        self._batches: BatchService | None = None
+        self._batches: BatchWorker | None = None
         self._batch_listener: ListenerSet | None = None
 
     @property
@@ -171,15 +167,6 @@ class ServiceHost:
             self._batches.stop()
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
-
-    async def usage(self, by: str, since: str | None) -> Mapping[str, Any]:
-        """The ``usage`` object of docs/design.md (``UsageReport``)."""
-        if self._usage is not None:
-            return await self._usage.report(by, since)
-        from llamasup.features.usage.report import not_counted
-        from llamasup.features.usage.store import today
-
-        return not_counted(by, since, today())
 
     def observe(self, *observers: Observer, first: bool = False) -> None:
         """Call these observers from now on, after the earlier ones; ``first``: before the earlier ones."""
@@ -196,19 +183,18 @@ class ServiceHost:
         at = 0 if first else len(self._finished)
         self._finished[at:at] = finished
 
-    def _own_observers(self) -> Iterator[Observer]:
-        """Make the observers that need no workload. Those that are off do not exist."""
+    def _attach(self) -> None:
+        """Attach the access log and the features. Those that are off do not exist."""
+        others, self._finished = self._finished, []  # those of the caller come last
         if (path := self._options.access_log) is not None:
             log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
             self.metrics.lines_dropped = log.dropped
-            yield Observer(finished=log.write, close=log.close)
-        if (spans := _span_exporter(self._environ)) is not None:
-            self.metrics.traces_dropped = spans.dropped
-            yield Observer(finished=spans.write, close=spans.close)
-        if self._usage is not None:
-            yield Observer(finished=self._usage.add, close=self._usage.close)
+            self.observe(Observer(log.write, close=log.close))
+        for attach in attached("observer"):
+            attach(self)
+        self._finished += others
 
-    def _held_slots(self) -> Sequence[HeldSlots]:
+    def held_slots(self) -> Sequence[HeldSlots]:
         return () if self.live_requests is None else self.live_requests.held_slots()
 
     def control_asks(self, what: str, model: str = "") -> None:
@@ -229,7 +215,7 @@ class ServiceHost:
                 listeners.close()
                 raise
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
-        self.observe(*self._own_observers(), first=True)
+        self._attach()
         try:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
@@ -344,17 +330,11 @@ class ServiceHost:
 
     def _console(
         self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
-    ) -> ConsolePages:
+    ) -> ConsolePages | None:
         """Called once, when the control application is loaded."""
-        from llamasup.features.console.routes import Console, page_address  # here, to keep the start short
-
-        return Console(
-            proxy.console,
-            proxy.keys,
-            wake,
-            page_address(address, self._proxy_config.hosts),
-            describe=lambda: {"config": target.config is not None},
-        )
+        for pages in attached("pages"):
+            return cast(ConsolePages, pages(proxy, address, self._proxy_config.hosts, target, wake))
+        return None
 
     def _on_event(self, event: PublishedEvent) -> None:
         match event:
@@ -389,21 +369,27 @@ def _listen_for_batches(folder: Path) -> ListenerSet:
     return listen([str(folder / "batches.sock") if native.has_unix_sockets else "127.0.0.1"], 0)
 
 
-def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence[BaseRoute]]:
+def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchWorker, Sequence[BaseRoute]]:
     """The batches, and the routes of their API."""
-    from llamasup.features.batch.api.routes import routes_of  # here, because few configs have batches
-    from llamasup.features.batch.api.runner import BatchService
-
-    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys)
-    return service, routes_of(service)
+    for batches in attached("batches"):
+        return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
+    raise _not_here("batches")
 
 
-def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
-    if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
-        return None
-    from llamasup.features.tracing.exporter import span_exporter  # here, to keep the start short
+def _ollama_dialect(workload: Workload) -> Dialect:
+    for dialect in attached("dialect"):
+        return cast(Dialect, dialect(workload.described, workload.keep))
+    raise _not_here("--ollama")
 
-    return span_exporter(environ)
+
+async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:
+    raise _not_here("usage")
+
+
+def _not_here(option: str) -> UsageInvalid:
+    return UsageInvalid(
+        f"This llamasup was built without the feature of {option}.", remedy="Install all of it."
+    )
 
 
 async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:
@@ -412,12 +398,6 @@ async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | 
 
     async with Prober(endpoint.address, endpoint.api_key, prefix=prefix.decode()) as prober:
         return await prober.slots()
-
-
-def _ollama_dialect(workload: Workload) -> OllamaDialect:
-    from llamasup.features.ollama.dialect import OllamaDialect  # here, because few services have one
-
-    return OllamaDialect(workload.described, workload.keep)
 
 
 async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, proxy: Proxy) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamasup import features
 from llamasup.cli.app import COMMANDS
-from llamasup.features import FEATURES
+from llamasup.features import FEATURES, Feature, attached
 
 
 def test_each_folder_of_a_feature_is_in_the_list() -> None:
@@ -25,3 +25,12 @@ def test_each_command_of_a_feature_is_in_a_section_of_the_help() -> None:
     shown = [entry for section in COMMANDS.values() for entry in section]
     assert len({entry.name for entry in shown}) == len(shown)
     assert {entry for feature in FEATURES for entry in feature.commands} <= set(shown)
+
+
+def test_each_seam_has_what_its_entries_name() -> None:
+    seams = Feature._fields[Feature._fields.index("modules") + 1 :]
+    for seam in seams:
+        found = list(attached(seam))
+        assert found, seam
+        for what in found:
+            assert callable(what)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from llamasup.core.observability.counters import InstanceGauges, NodeGauges
+    from llamasup.core.http.address import Address
+    from llamasup.core.observability.counters import HeldSlots, InstanceGauges, Metrics, NodeGauges
+    from llamasup.core.observability.observer import Observer
     from llamasup.core.supervision.events import Bus
 
 UsageReport = Callable[[str, str | None], Awaitable[Mapping[str, Any]]]
@@ -30,6 +32,44 @@ Fetch = Callable[[Listener], Coroutine[Any, Any, None]]
 def shown(changes: Changes) -> Mapping[str, Any]:
     """The changes of a reload as JSON (docs/control.md)."""
     return {name: list(ids) for name, ids in asdict(changes).items()}
+
+
+class Host(Protocol):
+    """A service before its start, as features see it that attach observers."""
+
+    usage: UsageReport
+    """Answers ``GET usage``. The feature that counts the usage sets it."""
+
+    @property
+    def environ(self) -> Mapping[str, str]: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def usage_keep_days(self) -> int | None:
+        """How many days the usage is kept; None if it is not counted."""
+        ...
+
+    def observe(self, *observers: Observer) -> None:
+        """Call these observers from now on, after the earlier ones."""
+        ...
+
+    def held_slots(self) -> Sequence[HeldSlots]:
+        """The slots that the requests in flight use."""
+        ...
+
+
+class BatchWorker(Protocol):
+    """Sends requests of its own through a listener of the proxy."""
+
+    async def run(self, address: Address) -> None:
+        """Work until cancelled, over this address of the proxy."""
+        ...
+
+    def stop(self) -> None:
+        """End the run at once: llamasup stops."""
+        ...
 
 
 class ServiceOwner(Protocol):
@@ -252,7 +292,7 @@ class ConsolePages(Protocol):
         ...
 
 
-MakeConsole = Callable[[Callable[[], None]], ConsolePages]
+MakeConsole = Callable[[Callable[[], None]], ConsolePages | None]
 """Called in a thread, when the control application is loaded. The console calls its argument when a session
 or a key has ended, so that the streams ask ``is_open_for``.
 """
