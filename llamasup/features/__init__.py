@@ -45,6 +45,12 @@ class Feature(NamedTuple):
     """``(list_models, keep) → Dialect``: the API of the listener of ``--ollama``."""
     batches: str = ""
     """``(settings, Keys) → (BatchWorker, routes)``: requests that llamasup sends itself."""
+    catalogue: str = ""
+    """``(Backend, Config) → CatalogueSource``: names in front of those of the models of ``serve``."""
+    upgrades: str = ""
+    """``(Pool, models, tasks, use_runtime) → Upgrades``: moves all models to another build."""
+    follow_runtime: str = ""
+    """``(path, running, upgrade)``: waits for other builds at a path (``runtime.watch``)."""
     config_problems: str = ""
     """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
@@ -94,6 +100,8 @@ FEATURES: Final = (
     Feature(
         "upgrade",
         commands=(command("upgrade", "Move to another build of llama.cpp once it is proven."),),
+        upgrades="llamasup.features.upgrade.upgrade:Upgrade",
+        follow_runtime="llamasup.features.upgrade.follow:follow",
     ),
     Feature(
         "usage",
@@ -101,7 +109,7 @@ FEATURES: Final = (
         modules=("llamasup.cli.output.usage_table",),
         observer="llamasup.features.usage.attach:attach",
     ),
-    Feature("virtual"),
+    Feature("virtual", catalogue="llamasup.features.virtual.attach:VirtualSource"),
     Feature(
         "wrap",
         commands=(command("wrap", "Supervise an existing llama-server command line, unchanged."),),

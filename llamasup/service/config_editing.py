@@ -26,7 +26,7 @@ from llamasup.core.system.text import path_text
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.service.config_check import environment_issues, model_issues
 from llamasup.service.config_source import ConfigSource
-from llamasup.service.many_models import Configured
+from llamasup.service.sources import Configured
 
 
 class _File(Struct, frozen=True):

@@ -29,9 +29,9 @@ from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
 from llamasup.features.downloads.manager import DownloadSettings
 from llamasup.features.peers.membership import Membership, Peer
-from llamasup.service.many_models import Configured
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
+from llamasup.service.sources import Configured
 
 if TYPE_CHECKING:
     from llamasup.core.config import Config

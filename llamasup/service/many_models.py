@@ -7,9 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.config import Config
@@ -20,7 +19,7 @@ from llamasup.core.config.inventory import (
     read_inventory,
     search_paths,
 )
-from llamasup.core.control.interface import ServiceOwner
+from llamasup.core.control.interface import ServiceOwner, Upgrades
 from llamasup.core.control.pool_target import ConfiguredTarget
 from llamasup.core.http.address import Address
 from llamasup.core.hub.progress import Listener
@@ -28,12 +27,10 @@ from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.models.diff import Changes
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule, Problem
-from llamasup.core.models.search import Search
 from llamasup.core.models.spec import KeepResult, ModelSpec
 from llamasup.core.models.watch import ModelWatch
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.model import ManagedModel
-from llamasup.core.pool.options import PoolOptions
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.processes import Runners
 from llamasup.core.proxy.backend import Backend, ModelList
@@ -47,17 +44,15 @@ from llamasup.core.supervision.events import (
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.process.log_tail import LogFiles
 from llamasup.errors import LlamasupError
-from llamasup.features.downloads.manager import Downloads, DownloadSettings
-from llamasup.features.peers.membership import Membership, Peer
-from llamasup.features.virtual.backend import Models, VirtualBackend
-from llamasup.features.virtual.control import VirtualModels
+from llamasup.features import attached
+from llamasup.features.downloads.manager import Downloads
+from llamasup.features.peers.membership import Membership
 from llamasup.service.model_files import ModelFiles
+from llamasup.service.sources import CatalogueSource, Configured, Source
 
 if TYPE_CHECKING:
-    from llamasup.core.llama_server.inspect import Runtime
     from llamasup.features.peers.peers import Peers
     from llamasup.features.peers.static import StaticMembership
-    from llamasup.features.upgrade.upgrade import Upgrade
 
 _log = logging.getLogger(__name__)
 
@@ -68,45 +63,6 @@ _KEYS_READ_AT_RELOAD = (
     "virtual_models",
 )
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
-
-
-class Configured(Struct, frozen=True):
-    """A config, and the inventory and options that result from it on this machine."""
-
-    config: Config
-    inventory: ModelInventory
-    options: PoolOptions
-    downloads: DownloadSettings
-    peers: tuple[Peer, ...] = ()
-
-
-class Source(Protocol):
-    @property
-    def watched_runtime(self) -> str | None:
-        """The path of a llama-server that is followed (``runtime.watch``)."""
-        ...
-
-    def read(self, before: Search | None = None) -> Configured:
-        """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
-        ConfigInvalid.
-        """
-        ...
-
-    def check(
-        self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
-    ) -> None:
-        """Blocks; raises ConfigInvalid for a model whose config differs from ``before`` and that is missing,
-        broken or too large. ``less_memory``: also for a model that no longer fits.
-        """
-        ...
-
-    def use_runtime(self, runtime: Runtime) -> None:
-        """Check configs with this build from now on."""
-        ...
-
-    def stamp(self) -> object:
-        """A value that changes with the config's file. None if there is no file to watch."""
-        ...
 
 
 class HostedModels:
@@ -142,7 +98,7 @@ class HostedModels:
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self._models: Models = self.catalog
+        self.backend: Backend = self.catalog
         self._reload_lock = asyncio.Lock()
         files = ModelFiles(
             self.catalog,
@@ -156,12 +112,15 @@ class HostedModels:
         self.control_target = ConfiguredTarget(
             owner, self.catalog, address, self._logs.path_of, self.reload, files
         )
-        self.control_target.make_upgrades = self._make_upgrade
+        self.control_target.make_upgrades = self._make_upgrades
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
-        self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
-        self.backend: Backend = self._virtual
-        self.control_target.other_models = (VirtualModels(self._virtual), *self.control_target.other_models)
+        self._sources: list[CatalogueSource] = []
+        for make in attached("catalogue"):
+            names: CatalogueSource = make(self.backend, configured.config)
+            self._sources.append(names)
+            self.backend = names.backend
+            self.control_target.other_models = (names, *self.control_target.other_models)
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -192,16 +151,19 @@ class HostedModels:
             if own.continue_streams is None
             else own.continue_streams,
         )
-        self._models = NodesBackend(self.catalog, peers)
+        self.backend = NodesBackend(self.catalog, peers)
         self.control_target.nodes = peers
         self.control_target.other_models = (PeerModels(peers),)
         self._bus.listen(self._follow_models)
         return peers
 
-    def _make_upgrade(self) -> Upgrade:
-        from llamasup.features.upgrade.upgrade import Upgrade  # here, to keep the start short
-
-        return Upgrade(self._pool, self.catalog.managed_models, self._running, self._source.use_runtime)
+    def _make_upgrades(self) -> Upgrades | None:
+        for make in attached("upgrades"):
+            return cast(
+                Upgrades,
+                make(self._pool, self.catalog.managed_models, self._running, self._source.use_runtime),
+            )
+        return None
 
     def _running(self) -> asyncio.TaskGroup:
         assert self._tasks is not None  # the control API serves only while this runs
@@ -325,7 +287,8 @@ class HostedModels:
             if self._configured_peers is not None:
                 self._configured_peers.replace(configured.peers)
             settings = self._settings_changed(configured, before)
-            self._virtual.apply(configured.config.virtual_models)
+            for names in self._sources:
+                names.apply(configured.config)
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(
@@ -447,9 +410,8 @@ class HostedModels:
             self._watch_wanted.clear()
 
     async def _follow_runtime(self, path: str) -> None:
-        from llamasup.features.upgrade.follow import follow  # here, to keep the start short
-
-        await follow(path, lambda: self._pool.options.runtime or "", self.control_target.follow_runtime)
+        for follow in attached("follow_runtime"):
+            await follow(path, lambda: self._pool.options.runtime or "", self.control_target.follow_runtime)
 
     async def _watch_folders(self) -> None:
         """Apply changes of model files. A reload restarts the watch with the new folders, and with the files

@@ -18,8 +18,8 @@ from llamasup.core.models.diff import Changes
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor
-from llamasup.service.many_models import Configured
 from llamasup.service.serve import ConfigSource, serve_options
+from llamasup.service.sources import Configured
 from tests.kit.fake_server import install
 
 

@@ -284,8 +284,8 @@ class ConfiguredTarget(PoolTarget):
         self.make_config: Callable[[], ConfigAccess] | None = None
         """Makes ``config`` at its first use."""
         self._config: ConfigAccess | None = None
-        self.make_upgrades: Callable[[], Upgrades] | None = None
-        """Makes the owner of upgrades at its first use."""
+        self.make_upgrades: Callable[[], Upgrades | None] | None = None
+        """Makes the owner of upgrades at its first use; None without the feature that upgrades."""
         self._upgrades: Upgrades | None = None
 
     @property
@@ -312,10 +312,10 @@ class ConfiguredTarget(PoolTarget):
     @property
     def upgrades(self) -> Upgrades:
         """Raises Conflict without the feature that upgrades."""
-        if self._upgrades is None:
-            if self.make_upgrades is None:
-                raise _no_upgrade()
+        if self._upgrades is None and self.make_upgrades is not None:
             self._upgrades = self.make_upgrades()
+        if self._upgrades is None:
+            raise _no_upgrade()
         return self._upgrades
 
     async def reload(self) -> Mapping[str, Any]:
