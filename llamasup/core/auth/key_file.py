@@ -52,7 +52,7 @@ class _InvalidLine(Exception):
 
 
 def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]:
-    """The keys of a file, in order; there may be none. ``salt``: for the digests of plain keys.
+    """Read the keys of a file, in order. It may have none. ``salt`` is for the digests of plain keys.
 
     Raises ConfigInvalid with the file (``where``), the line, the error and the remedy.
     """
@@ -173,7 +173,7 @@ def _attributes(words: list[str]) -> dict[str, str]:
 
 
 def checked_name(name: str) -> str:
-    """``name`` if it is a valid name of a key. Raises UsageInvalid."""
+    """Return ``name`` if it is a valid name of a key. Raises UsageInvalid."""
     if not _NAME.fullmatch(name):
         raise UsageInvalid(
             f"{_shown(name)} is not a valid key name.",
@@ -187,7 +187,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_models(names: str) -> tuple[str, ...]:
-    """The models of a comma-separated list of names and patterns. Raises UsageInvalid."""
+    """Read a comma-separated list of names and patterns of models. Raises UsageInvalid."""
     models = tuple(names.split(","))
     invalid = next((name for name in models if not _MODEL.fullmatch(name)), None)
     if invalid is None and len(models) <= _MAX_MODELS:
@@ -202,7 +202,7 @@ def checked_models(names: str) -> tuple[str, ...]:
 
 
 def with_rights(key: ApiKey, names: str) -> ApiKey:
-    """The key with a comma-separated list of rights. Raises UsageInvalid."""
+    """Give the key a comma-separated list of rights. Raises UsageInvalid."""
     rights = names.split(",")
     is_node, infers = "node" in rights, "inference" in rights
     if not {*rights} <= {*_RIGHTS} or len({*rights}) != len(rights) or (is_node and not infers):
@@ -267,12 +267,12 @@ def _shown(value: str) -> str:
 
 
 def stored_form(key: str, salt: str | None) -> str:
-    """The first word of the line: ``key`` hashed with ``salt``, or plain."""
+    """Write the first word of the line: ``key`` hashed with ``salt``, or plain."""
     return key if salt is None else f"sha256:{salt}:{digest_of(salt.encode(), key.encode()).hex()}"
 
 
 def key_line(stored: str, key: ApiKey) -> str:
-    """The line of ``key``, without attributes that have their default."""
+    """Write the line of ``key``, without attributes that have their default."""
     limits: KeyLimits = key.limits
     attributes = {
         "name": key.name,
@@ -287,7 +287,7 @@ def key_line(stored: str, key: ApiKey) -> str:
 
 
 def without_line(text: str, number: int) -> str:
-    """``text`` without line ``number``; the other lines are unchanged."""
+    """Remove line ``number`` from ``text``; the other lines are unchanged."""
     lines = text.split("\n")
     del lines[number - 1]
     return "\n".join(lines)

@@ -28,7 +28,9 @@ class CountedRequest(Protocol):
 
 
 class Keys:
-    """``epoch`` increases when the keys change; a decision of an earlier epoch must be made again.
+    """The keys that are valid now, with the use of their limits.
+
+    ``epoch`` increases when the keys change; a decision of an earlier epoch must be made again.
 
     ``needed``: every request needs a key, even after the last key of the file was revoked.
     """
@@ -39,7 +41,7 @@ class Keys:
     )
 
     def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
-        """The ``file`` has keys with rights and limits; ``given`` are inference keys without limits."""
+        """Take keys with rights and limits from ``file``; ``given`` are inference keys without limits."""
         self.clock = clock
         self._file = file
         self._given = plain_keys(given, PROCESS_SALT)
@@ -76,12 +78,12 @@ class Keys:
         self._reload()
 
     def of_client(self, client: str) -> ApiKey | None:
-        """The key whose client has this name in records; None if it has been removed."""
+        """Find the key whose client has this name in records; None if it has been removed."""
         known = () if self._file is None else self._file.keys
         return next((key for key in (*known, *self._given) if key.client == client), None)
 
     def current(self, key: ApiKey) -> ApiKey | None:
-        """The key as the file has it now; None if it has been removed."""
+        """Return the key as the file has it now; None if it has been removed."""
         known = () if self._file is None else self._file.keys
         return next((now for now in known if (now.salt, now.digest) == (key.salt, key.digest)), None)
 
@@ -115,7 +117,10 @@ class Keys:
         return refusal
 
     def leave(self, request: CountedRequest, tokens: int, *, refund: bool) -> None:
-        """The request is over, and cost ``tokens``. ``refund``: do not count it as a request of its key."""
+        """Finish a request that cost ``tokens``.
+
+        With ``refund``, it is not counted as a request of its key.
+        """
         quota, request.quota = request.quota, None
         if quota is not None:
             now = self.clock()

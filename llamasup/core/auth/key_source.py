@@ -1,6 +1,6 @@
 """Reads API keys from a key file, again whenever it changes, and from the environment.
 
-Also finds the key for a command that calls a running llamasup, in the server's key file or the environment.
+A command that calls a running llamasup finds its key here, in the server's key file or the environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _Signature = tuple[int, int, int, int]
 
 
 def environment_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The key of ``$LLAMASUP_API_KEY``, if it is set. Raises ConfigInvalid if no client can send it."""
+    """Return the key of ``$LLAMASUP_API_KEY``, if it is set.
+
+    Raises ConfigInvalid if no client can send it.
+    """
     given = environ.get(VARIABLE, "")
     if not given:
         return ()
@@ -137,7 +140,10 @@ class KeyFile:
 
 
 def read_text(path: Path, *, follow: bool = True, of: str = "") -> tuple[str, os.stat_result]:
-    """The text and stat of a key file. ``follow``: symlinks; ``of`` as in KeyFile. Raises ConfigInvalid."""
+    """Read the text and stat of a key file.
+
+    ``follow`` symlinks; ``of`` as in KeyFile. Raises ConfigInvalid.
+    """
     flags = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     try:
         content, status = read_bounded(path.expanduser(), _FILE_BYTES + 1, flags=flags)
@@ -177,7 +183,9 @@ def _too_open(path: Path, status: os.stat_result) -> str:
 
 
 def client_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The first key of the file with the control right, else its only key; without a file, the environment's.
+    """Choose the first key of the file with the control right, else its only key.
+
+    Without a file, it is the environment's key.
 
     Raises ConfigInvalid if the file has no such key in plain text.
     """

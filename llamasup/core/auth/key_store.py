@@ -20,14 +20,14 @@ _LOCK_POLL_INTERVAL_S = 0.02
 
 
 def default_key_file() -> Path:
-    """``~/.config/llamasup/keys``, or the equivalent of the platform."""
+    """Return ``~/.config/llamasup/keys``, or the equivalent of the platform."""
     import platformdirs
 
     return platformdirs.user_config_path("llamasup", appauthor=False) / "keys"
 
 
 def key_file_text(path: Path) -> str | None:
-    """The text of the file; None if it is missing. Raises ConfigInvalid."""
+    """Read the text of the file. None: it is missing. Raises ConfigInvalid."""
     try:
         status = path.lstat()
     except FileNotFoundError:

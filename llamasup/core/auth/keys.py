@@ -1,4 +1,4 @@
-"""API keys (X4): their names, rights and limits, and which key a credential matches.
+"""API keys: their names, rights and limits, and which key a credential matches.
 
 Only digests of keys are stored. A fast hash is enough: generated keys have 256 random bits, and no hash makes
 a short password safe. The salt hides that two files have the same key. Plain keys are hashed with a salt of
@@ -42,7 +42,9 @@ NO_LIMITS: Final = KeyLimits()
 
 
 class ApiKey(Struct, frozen=True):
-    """``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
+    """One API key.
+
+    ``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
     ``models`` are names and patterns of the models that it may use; empty: all. ``is_node``: another llamasup
     has it, which may mark its requests with ``X-Llamasup-Node``.
     """
@@ -72,12 +74,12 @@ class ApiKey(Struct, frozen=True):
 
 
 def digest_of(salt: bytes, key: bytes) -> bytes:
-    """As ``printf %s "$salt$key" | sha256sum``."""
+    """Hash a key like ``printf %s "$salt$key" | sha256sum``."""
     return hashlib.sha256(salt + key).digest()
 
 
 def plain_keys(keys: Iterable[str], salt: bytes) -> tuple[ApiKey, ...]:
-    """Inference keys from options or the environment: ``given-1``, ``given-2``, …"""
+    """Make the inference keys from options or the environment: ``given-1``, ``given-2``, …"""
     return tuple(
         # An environment variable may have bytes that are not UTF-8 (PEP 383).
         ApiKey(f"given-{number}", salt, digest_of(salt, key.encode("utf-8", "surrogateescape")))
@@ -94,7 +96,7 @@ class KeyRing:
     __slots__ = ("_by_salt", "controls")
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """The first of two entries for the same key applies."""
+        """Use the first of two entries for the same key."""
         by_salt: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
         self.controls = False  # whether any key has the control right
         for key in keys:
@@ -103,7 +105,7 @@ class KeyRing:
         self._by_salt = tuple((salt, tuple(reversed(entries))) for salt, entries in reversed(by_salt.items()))
 
     def find(self, credentials: tuple[bytes, ...]) -> ApiKey | None:
-        """The key of the first valid credential."""
+        """Find the key of the first valid credential."""
         found = None
         for credential in reversed(credentials[:_MAX_CREDENTIALS]):
             if not credential:  # a file may have the hash of an unset variable

@@ -33,7 +33,7 @@ class Bucket:
         self._at = now
 
     def seconds_until_one(self, now: float) -> float:
-        """0 if one can be taken now."""
+        """The time until a unit can be taken; 0: now."""
         self._fill(now)
         missing = 1.0 - self._level
         return missing * _MINUTE_S / self.per_minute if missing > _ROUNDING else 0.0
@@ -120,12 +120,12 @@ class Quota:
         self.in_flight += jobs
 
     def refund(self, now: float) -> None:
-        """Give a request back that was refused before llama-server had all of it, or had no server."""
+        """Uncount a request that was refused before llama-server had all of it, or that had no server."""
         if self._requests is not None:
             self._requests.give_back(1, now)
 
     def leave(self, tokens: int, now: float, jobs: int = 1) -> None:
-        """Jobs of a request that entered or is held have ended, and cost ``tokens``."""
+        """Finish jobs of a request that entered or is held. They cost ``tokens``."""
         self.in_flight -= jobs
         if self._tokens is not None:
             self._tokens.seconds_until_one(now)  # fill it up to now, before the cost
@@ -133,17 +133,17 @@ class Quota:
 
 
 def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> int:
-    """Tokens that llama-server computed. Tokens from its cache are free."""
+    """Count the tokens that llama-server computed. Tokens from its cache are free."""
     return max(0, (prompt or 0) - (cached or 0)) + (completion or 0)
 
 
 def tokens_made_in(seconds: float, tokens_per_s: float | None, slots: int = 1) -> int:
-    """Estimated tokens of ``slots``, each at the speed of the model's last answer (None: unknown)."""
+    """Estimate the tokens of ``slots``, each at the speed of the model's last answer (None: unknown)."""
     return int(seconds * slots * (tokens_per_s or _USUAL_TOKENS_PER_S))
 
 
 def prompt_tokens_of(size: int) -> int:
-    """The estimated prompt tokens of a body of ``size`` bytes."""
+    """Estimate the prompt tokens of a body of ``size`` bytes."""
     return size // _PROMPT_BYTES_PER_TOKEN
 
 
@@ -192,7 +192,7 @@ def unreported_tokens(
 
 
 def context_left(counts: TokenCounts | None, items: int, n_ctx: int | None) -> int | None:
-    """The tokens for which ``items`` still have context, after the reported ``counts``; None: not known."""
+    """Return the tokens for which ``items`` still have context, after ``counts``. None: not known."""
     if n_ctx is None:
         return None
     reported = ((counts.prompt or 0) + (counts.completion or 0)) if counts else 0

@@ -1,4 +1,7 @@
-"""The configuration: YAML in, checked values out. What is wrong is said all at once."""
+"""The configuration: YAML in, checked values out, with all errors at once. Begin at ``reading.py``.
+
+The settings themselves are declared in ``settings/``.
+"""
 
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.reading import load

@@ -1,4 +1,4 @@
-"""Which changes of a config are refused if its text comes over the API.
+"""Decides which changes of a config are refused if its text comes over the API.
 
 The user of the machine wrote the file. A client with the right ``control`` did not, and must not start
 programs, read files or get secrets with a config. So its text may not add or change a value that names
@@ -28,7 +28,7 @@ _WHAT: Mapping[Names, str] = {
 
 
 class Value(Struct, frozen=True):
-    """A value as it is written: one text, or those of a list."""
+    """A value as it is written: one text, or the texts of a list."""
 
     names: Names
     texts: tuple[str, ...]
@@ -37,21 +37,21 @@ class Value(Struct, frozen=True):
 
 
 class Outside(Struct, frozen=True):
-    """What a text of a config names outside of llamasup. ``references``: the values with a ``${NAME}``."""
+    """The values of a config that name something outside of llamasup, or contain a ``${NAME}``."""
 
     values: Mapping[Place, Value] = {}
     references: Mapping[Place, Set[str]] = {}
 
 
 def key_of(place: Place) -> Place:
-    """The place without positions in lists, which change when an item is removed."""
+    """Return the place without positions in lists, which change when an item is removed."""
     return tuple(part for part in place if isinstance(part, str))
 
 
 def refused_changes(
     before: Outside, after: Outside, lines: Mapping[Place, int], *, full: bool
 ) -> tuple[Issue, ...]:
-    """The changes from the file (``before``) to a text (``after``, with its ``lines``) that are refused.
+    """List the refused changes from the file (``before``) to a text (``after``, with its ``lines``).
 
     ``full``: the file allows all of them, except those of rights.
     """

@@ -176,8 +176,9 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         return self.fleet is not None and self.fleet.directory is not None
 
     def without_models(self) -> Config:
-        """Of a front: without what counts on the nodes, and may not exist here. ``defaults`` keeps the limits
-        of the queue.
+        """Leave out what a front does not need: settings of the nodes, whose files may not exist here.
+
+        ``defaults`` keeps the limits of the queue.
         """
         fleet = self.fleet and Fleet(directory=self.fleet.directory, key_file=self.fleet.key_file)
         own = self.defaults

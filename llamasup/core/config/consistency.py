@@ -1,4 +1,4 @@
-"""Errors between keys whose values are valid alone. Values that could not be read are not reported again."""
+"""Finds errors between keys whose values are valid alone. Unreadable values are not reported again."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _SOURCES = ("path", "repo", "url")
 
 
 def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
-    """``models_are_known``: all entries of ``models`` are valid, and there are no other models, so an
-    unknown name is an error.
+    """List the errors between keys.
+
+    ``models_are_known``: all entries of ``models`` are valid and no other models exist, so an unknown name is
+    an error.
     """
     lines = config.lines
     models_are_known = models_are_known and not _can_find_more(lines)

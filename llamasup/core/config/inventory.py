@@ -55,7 +55,7 @@ def read_inventory(config: Config, before: Search | None = None) -> ModelInvento
 
 
 def _settled(before: Search, now: Search) -> tuple[Search, float]:
-    """The changes of ``now`` that have settled, and how long to wait for the others."""
+    """Find the changes of ``now`` that have settled, and how long to wait for the others."""
     now_s = time.time_ns() / 1e9  # comparable with the files' times
     found = debounce_by_age(before.found, now.found, now_s, missing=now.hidden)
     hidden = tuple(f"{folder.rstrip('/')}/" for folder in now.hidden)
@@ -89,7 +89,7 @@ def search_paths(config: Config, environ: Mapping[str, str] = os.environ) -> Sea
 
 
 def build_inventory(config: Config, search: Search) -> ModelInventory:
-    """The found models with the config's names. Raises ConfigInvalid like ``read_inventory``."""
+    """Give the found models the config's names. Raises ConfigInvalid like ``read_inventory``."""
     registry = build(
         tuple(map(_found_here, config.rules)),
         search.found,

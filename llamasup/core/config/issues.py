@@ -55,19 +55,19 @@ class ConfigIssues(ConfigInvalid):
 
 
 def issue_at(place: Place, what: str, lines: Mapping[Place, int]) -> Issue:
-    """An issue at ``place``, or at the nearest key above it that the file contains."""
+    """Make an issue at ``place``, or at the nearest key above it that the file contains."""
     while place and place not in lines:  # a single value for a list of one, for example
         place = place[:-1]
     return Issue(lines.get(place, 0), place_text(place), what)
 
 
 def shown(text: str) -> str:
-    """A value of the file as errors show it: quoted, on one line, shortened."""
+    """Quote a value of the file for an error, on one line and shortened."""
     cut = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return f"'{printable(cut)}'"
 
 
 def place_text(place: Place) -> str:
-    """``models.qwen.aliases[1]``."""
+    """Write a place as ``models.qwen.aliases[1]``."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")

@@ -17,7 +17,7 @@ _REFERENCE = "reference"
 
 
 class Row(Struct, frozen=True):
-    """``is_safe``: every config over the API may change it."""
+    """A row of the table of settings. ``is_safe``: every config over the API may change the setting."""
 
     key: str
     takes: str
@@ -27,7 +27,7 @@ class Row(Struct, frozen=True):
 
 
 def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = None) -> tuple[Row, ...]:
-    """The keys of a section, without those of ``but``."""
+    """List the keys of a section, without the keys in ``but``."""
     shared = settings_of(but) if but is not None else {}
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     return tuple(
@@ -61,7 +61,7 @@ def _takes(kind: Kind) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a config. Only ``llamasup config check`` checks conditions on several keys."""
+    """Make the schema of a config. Only ``llamasup config check`` checks conditions on several keys."""
     definitions: dict[str, Any] = {
         _REFERENCE: {
             "description": "${NAME}: an environment variable; ${NAME:-text} if it may be unset or empty.",

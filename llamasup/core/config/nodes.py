@@ -1,4 +1,6 @@
-"""YAML text → a tree of nodes with line numbers, within bounds. Scalars stay text: ``080`` is not a number.
+"""Parses YAML text into a tree of nodes with line numbers, within bounds.
+
+Scalars stay text: ``080`` is not a number.
 
 The tree is built from the parser's events, so that depth and size are checked while the tree grows. Aliases
 (``*name``) are refused: a few lines of them can expand to billions of values, and ``defaults`` and rules hold
@@ -26,7 +28,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Scalar(Struct, frozen=True):
-    """``plain``: without quotes, so that it can be a number, a boolean or null."""
+    """One value. A ``plain`` value has no quotes, so it can be a number, a boolean or null."""
 
     line: int
     text: str
@@ -59,7 +61,7 @@ Node = Scalar | Items | Table
 
 
 def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Issue]]:
-    """The root of the one document (None: the file is empty), and the keys that occur twice.
+    """Return the root of the only document (None: the file is empty), and the keys that occur twice.
 
     ``size_bytes``: the size of the file. If it is above ``MAX_BYTES``, nothing is parsed. Raises ConfigIssues
     if the file is not YAML or exceeds a bound.
@@ -90,7 +92,7 @@ def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list
 
 
 def scalars_of(node: Node, place: Place = ()) -> Iterator[tuple[Place, str]]:
-    """The texts of a tree, with their places."""
+    """Yield the texts of a tree, with their places."""
     match node:
         case Scalar(text=text):
             yield place, text

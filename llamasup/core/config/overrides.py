@@ -1,4 +1,4 @@
-"""A model's settings from a Python program → a ModelEntry, with the same checks as for a config."""
+"""Checks a model's settings from a Python program like a config's, and makes a ModelEntry of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOURCES = ("path", "repo", "url")
 
 
 def model_entry(source: Source, location: str, options: Mapping[str, Any]) -> ModelEntry:
-    """The model from ``location`` (a path, repository or URL) with ``options``; None leaves an option unset.
+    """Make the model from ``location`` (a path, repository or URL); an option of None is unset.
 
     Times are in seconds. Raises UsageInvalid with all invalid options.
     """
@@ -63,7 +63,7 @@ def _similar(name: str, keys: Iterable[str]) -> str:
 
 
 def _checked(value: Any, kind: Any) -> Any:
-    """Raises InvalidValue."""
+    """Check one value. Raises InvalidValue."""
     match kind:
         case Many(one, or_one):
             if or_one and isinstance(value, str | PathLike):

@@ -1,4 +1,4 @@
-"""A config file and the given environment → Config."""
+"""Reads a config file, with the given environment, into a Config."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
 class Reading(Struct, frozen=True):
-    """``config`` has the default for each invalid value.
+    """The result of reading a file. ``config`` has the default for each invalid value.
 
     ``written``: each value that contains an environment variable → its text in the file. ``hidden``: values
     that may be secrets, pasted in place of a path. ``outside``: what the text names outside of llamasup.
@@ -69,8 +69,9 @@ class Reading(Struct, frozen=True):
     outside: Outside
 
     def as_written(self, what: str) -> str:
-        """The message ``what`` with the names of environment variables in place of their values, which may be
-        secrets. Values are replaced in quotes and at the start.
+        """Replace the values of environment variables in ``what``, which may be secrets, by their names.
+
+        Values are replaced in quotes and at the start.
         """
         path, colon, rest = what.partition(": ")
         if colon and path in self.written:
@@ -79,7 +80,7 @@ class Reading(Struct, frozen=True):
 
 
 def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
-    """Raises ConfigInvalid if the file cannot be read, ConfigIssues with all of its errors."""
+    """Read a valid file. Raises ConfigInvalid if it cannot be read, ConfigIssues with all of its errors."""
     reading, issues = read(path, environ, more_models=more_models)
     if issues:
         raise ConfigIssues(str(path), issues)
@@ -89,9 +90,9 @@ def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -
 def read(
     path: Path, environ: Mapping[str, str], *, more_models: bool = False
 ) -> tuple[Reading, tuple[Issue, ...]]:
-    """The valid part of a file, and its errors. Raises ConfigInvalid if the file is not YAML.
+    """Read the valid part of a file, and its errors. Raises ConfigInvalid if the file is not YAML.
 
-    ``more_models``: other models are served too, so the config need not name any.
+    ``more_models``: other models are served as well, so the config need not name any.
     """
     try:
         content, status = read_bounded(path, MAX_BYTES + 1)
@@ -114,7 +115,7 @@ def read_text(
     size_bytes: int = 0,
     more_models: bool = False,
 ) -> tuple[Reading, tuple[Issue, ...]]:
-    """``content`` as the text of ``file``; relative paths start at ``folder``.
+    """Read ``content`` as the text of ``file``. Relative paths start at ``folder``.
 
     ``size_bytes``: the size of the file, if ``content`` is only its start. Raises ConfigIssues if not YAML.
     """

@@ -1,4 +1,4 @@
-"""Which config file applies, and how ``${NAME}`` in it is replaced by environment variables.
+"""Finds the config file that applies, and replaces ``${NAME}`` in it by environment variables.
 
 ``${NAME:-text}`` gives the text if the variable is unset or empty.
 """
@@ -16,7 +16,7 @@ VARIABLE = "LLAMASUP_CONFIG"
 
 
 def own_config(environ: Mapping[str, str]) -> Path:
-    """The user's config: ``$XDG_CONFIG_HOME/llamasup/config.yaml``."""
+    """Return the path of the user's config: ``$XDG_CONFIG_HOME/llamasup/config.yaml``."""
     given = environ.get("XDG_CONFIG_HOME", "")
     # The XDG specification says to ignore a relative path.
     base = Path(given) if Path(given).is_absolute() else Path(environ.get("HOME") or Path.home()) / ".config"
@@ -24,13 +24,13 @@ def own_config(environ: Mapping[str, str]) -> Path:
 
 
 def system_config() -> Path | None:
-    """The machine's config; None where every user could write one (Windows)."""
+    """Return the path of the machine's config. None: a system where every user could write one (Windows)."""
     folder = native.config_folder
     return None if folder is None else Path(folder) / "llamasup" / "config.yaml"
 
 
 def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
-    """``given`` (``--config``), else ``$LLAMASUP_CONFIG``, else the user's config, else the machine's.
+    """Return ``given`` (``--config``), else ``$LLAMASUP_CONFIG``, else the user's or the machine's config.
 
     A named file is returned even if it is missing: no other file may replace it. Raises ConfigInvalid if no
     file is named and none exists.
@@ -80,7 +80,7 @@ def has_reference(text: str) -> bool:
 
 
 def expanded(text: str, environ: Mapping[str, str]) -> str:
-    """``text`` with its variables replaced; their values are not expanded again. ``$${`` is a literal ``${``.
+    """Replace the variables in ``text``; their values are not expanded again. ``$${`` is a literal ``${``.
 
     Raises InvalidReference.
     """

@@ -25,7 +25,7 @@ class StarterFacts(Struct, frozen=True):
 
 
 def starter_text(found: StarterFacts) -> str:
-    """A config that ``llamasup config check`` accepts."""
+    """Write a config that ``llamasup config check`` accepts."""
     return "\n".join(
         (
             "# Configuration of llamasup. docs/configuration.md describes all keys.",
@@ -102,7 +102,7 @@ def _defaults(found: StarterFacts) -> tuple[str, ...]:
 
 
 def _text(path: str) -> str:
-    """A path as YAML; in quotes, as JSON, if needed."""
+    """Write a path as YAML; in quotes, as JSON, if needed."""
     plain = path.isascii() and all(letter.isalnum() or letter in "/._-" for letter in path.removeprefix("~"))
     return (
         path

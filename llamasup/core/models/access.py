@@ -23,8 +23,10 @@ _GIVES_PURPOSE = ("--embedding", "--rerank", "--pooling")
 
 
 class ResolvedModel(Struct, frozen=True):
-    """``names``: its id, then its aliases. ``works``: the work that it can do (not a set: the hash of an enum
-    member costs a Python call per request). ``is_virtual``: the config makes it a name for another model.
+    """The model that a request names, with its id and aliases (``names``) and the work that it can do.
+
+    ``works`` is not a set, because the hash of an enum member costs a Python call per request. ``is_virtual``
+    is true if the config makes the model a name for another one.
     """
 
     names: tuple[str, ...]
@@ -72,7 +74,7 @@ def may_use(key: ApiKey | None, model: ResolvedModel) -> bool:
 
 
 def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
-    """404. ``near``: similar names, the nearest first.
+    """Make the 404 for an unknown model. ``near`` are similar names, the nearest first.
 
     The cause is OpenAI's: LiteLLM looks for it in the text, and takes every other ``invalid_request_error``
     for a bad request, whatever its status.
@@ -86,8 +88,9 @@ def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
 
 
 def ambiguous_model(name: str, others: Sequence[str]) -> HttpError:
-    """404: several files have this name. ``others``: the names under which they are served. Clients do not
-    see their paths.
+    """Make the 404 for a name of several files. ``others`` are the names under which they are served.
+
+    Clients do not see their paths.
     """
     return HttpError(
         404,
@@ -101,7 +104,7 @@ def ambiguous_model(name: str, others: Sequence[str]) -> HttpError:
 
 
 def unnamed_model(ids: Sequence[str]) -> HttpError:
-    """400: the request names no model, and there is no default. ``ids`` of the available models."""
+    """Make the 400 for a request that names no model, without a default. ``ids``: the available models."""
     return HttpError(
         400,
         "The request names no model, and there is no default model",
@@ -119,7 +122,10 @@ _CANNOT = {
 
 
 def unfit_model(model: ResolvedModel, work: Work) -> HttpError:
-    """400: the model cannot do this work. llama-server would answer 500 or 501 after a load."""
+    """Make the 400 for a model that cannot do this work.
+
+    llama-server would answer 500 or 501 after a load.
+    """
     does = _listed([work.value for work in model.works], "and")
     return HttpError(
         400,
@@ -130,7 +136,7 @@ def unfit_model(model: ResolvedModel, work: Work) -> HttpError:
 
 
 def forbidden_model(key: ApiKey, name: str | None) -> HttpError:
-    """403, whether the model exists or not: a key learns nothing about models that it may not use."""
+    """Make the 403. A key learns nothing about models that it may not use, not even whether they exist."""
     what = "the default model" if name is None else f"the model {_shown(name)}"
     return HttpError(
         403,

@@ -17,7 +17,7 @@ NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 
 class Attachments(Struct, frozen=True):
-    """``pairings``: model path → its projector, or why none was chosen. ``adapters``: model path → paths."""
+    """The projector (or why none was chosen) and the adapters of each model, by the path of the model."""
 
     pairings: Mapping[str, Pairing]
     adapters: Mapping[str, tuple[str, ...]]
@@ -27,7 +27,10 @@ class Attachments(Struct, frozen=True):
     def among(
         cls, found: Sequence[FoundModel], sources: Mapping[str, FoundModel] = NO_SOURCES
     ) -> Attachments:
-        """``sources``: path in the config → file; these paths may lead anywhere."""
+        """Pair the models with the files next to them.
+
+        The paths of ``sources`` (path → file) may lead anywhere.
+        """
         there = (entry for entry in sources.values() if entry.files)
         here = {entry.path: entry.outcome for entry in (*found, *there)}
         sound = {path: facts for path, facts in here.items() if not isinstance(facts, LlamasupError)}
@@ -37,12 +40,12 @@ class Attachments(Struct, frozen=True):
         return cls(pairings_of(sound, broken), adapters_of(sound, broken), files)
 
     def states_of(self, paths: Iterable[str]) -> tuple[FileState, ...]:
-        """The states of these files, without missing ones."""
+        """Read the states of these files, without missing ones."""
         return tuple(state for path in paths for state in self._files.get(path, ()))
 
 
 def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
-    """The projector to remove together with ``model``. Both are paths, and both are in ``found``.
+    """Find the projector to remove together with ``model``. Both are paths, and both are in ``found``.
 
     A plan would load this projector with the model. None if another model may use it, by its path or through
     a link, or if a file in its folder is unreadable: it may be an unfinished copy of another quantization.

@@ -30,7 +30,9 @@ def default_folders() -> tuple[Path, ...]:
 
 
 def file_of(name: str, *, folders: tuple[Path, ...] | None = None, required: bool = True) -> str:
-    """The path of the file with this name, or ``name``: a path, a URL, or a model that is not here yet.
+    """Find the path of the file with this name.
+
+    Returns ``name`` itself if it is a path, a URL, or a model that is not on this machine yet.
 
     The name is one of ``list --all``, or that of the file itself. Only a name that is no file makes llamasup
     search the folders. Raises ModelMissing for a name of several files, and if it is ``required`` for a name
@@ -56,7 +58,7 @@ def file_of(name: str, *, folders: tuple[Path, ...] | None = None, required: boo
 
 
 def did_you_mean(name: str, folder: Path) -> str:
-    """A question with the most similar name in the folder, for a remedy; empty if none is similar."""
+    """Suggest the most similar name in the folder, as a question for a remedy. Empty: no name is similar."""
     found = _find(name, search_models((folder,)).found)
     return _did_you_mean(found) if isinstance(found, Unknown) else ""
 

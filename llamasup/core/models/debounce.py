@@ -43,7 +43,7 @@ _USUAL = DebouncePolicy()
 
 
 def initial_state(found: Sequence[FoundModel], now_s: float) -> Debounced:
-    """All files of the start count as complete."""
+    """Begin with the files of the start, which are taken as complete."""
     return Debounced(tuple(found), _seen={model.path: _Seen(model, now_s) for model in found})
 
 
@@ -55,8 +55,9 @@ def debounce_by_age(
     missing: Sequence[str] = (),
     policy: DebouncePolicy = _USUAL,
 ) -> Debounced:
-    """``debounce`` after one look: a file is unchanged since its modification time. ``now_s`` is a time of
-    that clock; files with a time in the future do not count yet.
+    """Decide like ``debounce``, but after one look: a file is unchanged since its modification time.
+
+    ``now_s`` is a time of the clock of the files. Files with a time in the future are not complete yet.
     """
     seen = {model.path: _Seen(model, _written_s(model)) for model in found}
     return debounce(Debounced(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
@@ -70,7 +71,7 @@ def debounce(
     missing: Sequence[str] = (),
     policy: DebouncePolicy = _USUAL,
 ) -> Debounced:
-    """The next state. ``missing``: folders that cannot be read now; their models stay."""
+    """Return the next state. The models of the folders ``missing``, which cannot be read now, stay."""
     served = {model.path: model for model in before.models}
     here = {model.path for model in found}
     unreadable = below(missing)
@@ -105,7 +106,7 @@ def debounce(
 
 
 def below(folders: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes of the paths in these folders, for ``str.startswith``."""
+    """Return the prefixes of the paths in these folders, for ``str.startswith``."""
     return tuple(f"{folder.rstrip('/')}/" for folder in folders)
 
 

@@ -15,7 +15,9 @@ _NONE: Mapping[str, ModelSpec] = MappingProxyType({})
 
 
 class Changes(Struct, frozen=True):
-    """Ids. ``changed`` models need new processes; ``retouched`` ones keep theirs.
+    """The ids of the models that differ.
+
+    ``changed`` models need new processes; ``retouched`` ones keep theirs.
 
     ``renamed``: (removed id, id of the model that has its names now). ``settings``: other config keys that
     changed and take effect now. ``next_start``: config keys that changed and take effect at the next start.
@@ -60,8 +62,10 @@ def changes(
     running: Mapping[str, ModelSpec] = _NONE,
     resolve: Resolve = _nothing,
 ) -> Changes:
-    """``running``: specs of the models that hold memory, with their downloaded files. ``resolve``: name →
-    spec afterwards. Of several models that become one, running ones come first in ``renamed``.
+    """Compare two registries.
+
+    ``running`` are the specs of the models that hold memory, with their downloaded files. ``resolve`` finds
+    the spec of a name afterwards. If several models become one, running ones come first in ``renamed``.
     """
 
     def is_same(id_: str) -> bool:

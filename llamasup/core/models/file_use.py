@@ -21,8 +21,9 @@ Entries = Callable[[str], Sequence[str]]
 
 
 class ServedFiles(Struct, frozen=True):
-    """A model that is served. ``downloaded``: the paths of its files, if it was downloaded; the one to load
-    first.
+    """A model that is served.
+
+    ``downloaded`` are the paths of its downloaded files; the file to load is first.
     """
 
     spec: ModelSpec
@@ -49,8 +50,9 @@ def models_gone_with(
     served: Iterable[ServedFiles],
     entries: Entries,
 ) -> tuple[str, ...]:
-    """The ids of the models that are gone with the entries ``going``: ``removed``, and found or requested
-    models with the same file.
+    """List the ids of the models that are gone with the entries ``going``.
+
+    These are ``removed``, and found or requested models with the same file.
 
     Raises Conflict if the config names one of the files, or another model needs it: a config with a missing
     file would be invalid at the next start.

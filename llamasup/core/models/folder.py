@@ -31,8 +31,9 @@ _PSEUDO = frozenset(
 
 
 def pseudo_devices(mountinfo: str) -> frozenset[tuple[int, int]]:
-    """The major and minor numbers of their devices in /proc/self/mountinfo (proc(5)); ignores invalid
-    lines.
+    """Return the device numbers of file systems with kernel state in /proc/self/mountinfo (proc(5)).
+
+    Ignores invalid lines.
     """
     return frozenset(_devices(mountinfo))
 
@@ -57,7 +58,7 @@ _MAX_INDEX_BYTES = 32 * 1024 * 1024
 
 
 class ModelFolder(Struct, frozen=True):
-    """``notes``: omissions with their reasons. ``closed``: subfolders that cannot be read."""
+    """The models of a folder, omissions and their reasons (``notes``), unreadable subfolders (``closed``)."""
 
     models: tuple[FoundModel, ...]
     notes: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class _Indexed(Struct, frozen=True):
 
 
 def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
-    """Every .gguf file in ``folder`` and its subfolders that is not hidden, sorted by path.
+    """List every .gguf file in ``folder`` and its subfolders that is not hidden, sorted by path.
 
     Raises ModelMissing if the folder cannot be read.
     """
@@ -91,7 +92,7 @@ def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path |
 
 
 def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
-    """The model at ``path``, or the split set that it is a part of."""
+    """Read the model at ``path``, or the split set that it is a part of."""
     part = split_name(path.name)
     if part is not None:
         path = path.with_name(part.first)

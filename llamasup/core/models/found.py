@@ -39,7 +39,7 @@ class HubFile(Struct, frozen=True):
 
 
 def parse_hub_path(path: str) -> HubFile | None:
-    """None for a path outside of a hub's cache."""
+    """Parse a path in a hub's cache. None: it is outside of such a cache."""
     found = _SNAPSHOT.fullmatch(path)
     if found is None:
         return None
@@ -49,7 +49,7 @@ def parse_hub_path(path: str) -> HubFile | None:
 def current_files(
     paths: Iterable[str], revisions: Mapping[str, Sequence[str]], broken: Container[str] = ()
 ) -> list[str]:
-    """The paths without files of the hub's cache that a newer revision replaces.
+    """Leave out files of the hub's cache that a newer revision replaces.
 
     ``revisions``: folder of a repository → its revisions, the current one first. A file that is missing or
     ``broken`` in one revision is taken from the next that has it.
@@ -74,7 +74,7 @@ def current_files(
 
 
 def manifest_repo(name: str) -> str | None:
-    """The repository of a manifest in llama.cpp's older cache."""
+    """Parse the repository from a manifest's name in llama.cpp's older cache."""
     found = _MANIFEST.fullmatch(name)
     return None if found is None else f"{found['org']}/{found['repo']}"
 
@@ -82,7 +82,7 @@ def manifest_repo(name: str) -> str | None:
 def ids_of(
     paths: Sequence[str], repositories: Iterable[str] = (), broken: Container[str] = ()
 ) -> Mapping[str, tuple[str, ...]]:
-    """Path → its ids, the main one first; empty if no part of its name is valid in an id.
+    """Derive the ids of each path, the main one first. A name without a valid part has none.
 
     ``paths`` are relative to the searched folder. ``repositories``: those of manifests in llama.cpp's older
     cache. ``broken`` paths do not change the ids of valid ones.
@@ -112,7 +112,7 @@ def _ids(path: str, where: _RepoFile | None, tags: Mapping[tuple[str, str], int]
 
 
 def qualified_id(path: str) -> str:
-    """``FOLDER/NAME`` of a file in a subfolder; empty for another file."""
+    """Return ``FOLDER/NAME`` for a file in a subfolder, and an empty text for another file."""
     parts = PurePosixPath(path).parts
     own = file_id(path)
     qualified = f"{parts[0]}/{own}"
@@ -120,7 +120,10 @@ def qualified_id(path: str) -> str:
 
 
 class _RepoFile(Struct, frozen=True):
-    """``certain``: from the layout of a cache; else the folders only look like a repository."""
+    """The repository of a file.
+
+    It is ``certain`` from the layout of a cache, and else only looks like one.
+    """
 
     repo: str
     file: str

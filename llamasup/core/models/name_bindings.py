@@ -25,7 +25,9 @@ __all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_optio
 
 
 class NameBinding(Struct, frozen=True):
-    """``key`` identifies the weights. ``options`` are without the defaults. ``found`` is None for a download,
+    """The names, the file and the options of one model.
+
+    ``key`` identifies the weights. ``options`` are without the defaults. ``found`` is None for a download,
     and for a missing file (with its ``problem``).
     """
 
@@ -109,7 +111,10 @@ class FoundIndex:
                 self.problems.append(problem)
 
     def _is_model(self, file: FoundModel, sound: Container[str]) -> bool:
-        """``sound``: the ids of valid files, which the problem of a broken file does not name."""
+        """Whether the file is a model.
+
+        ``sound`` are the ids of valid files, which a broken file's problem omits.
+        """
         if not isinstance(file.outcome, LlamasupError):
             return is_served(file.outcome)
         self.broken.add(key_of(file))
@@ -207,7 +212,7 @@ class NameBinder(Struct):
 
 
 def key_of(model: FoundModel) -> object:
-    """Equal for two paths to the same files."""
+    """Return a key that is equal for two paths to the same files."""
     return model.files or model.path
 
 
@@ -254,7 +259,7 @@ def _name_taken(own: str, path: str) -> Problem:
 
 
 def _same_id(own: str, files: Sequence[FoundModel], ids_of: Mapping[object, Sequence[str]]) -> Problem:
-    """``ids_of``: their other ids. Files without one are not served."""
+    """Report files with the same id. Files without another id (``ids_of``) are not served."""
     paths = [file.path for file in files]
     instead = tuple(dict.fromkeys(ids_of[key_of(file)][0] for file in files if key_of(file) in ids_of))
     unserved = [file.path for file in files if key_of(file) not in ids_of]
@@ -298,8 +303,9 @@ def _start_option(options: ModelSettings, name: str) -> Any:
 
 
 def shared_options(said: Sequence[ModelSettings], defaults: ModelSettings) -> ModelSettings:
-    """The options of one process with several names, over the defaults: the union of the start options, and
-    the most generous of the others.
+    """Merge the options of one process with several names, over the defaults.
+
+    The result is the union of the start options, and the most generous of the others.
     """
     started = reduce(lambda all_of_them, options: all_of_them.over(options), said)
     effective = [options.over(defaults) for options in said]

@@ -22,7 +22,7 @@ _COMPARED = 32  # candidates for difflib, some 20 µs per name
 
 
 def file_id(path: str) -> str:
-    """The name of a file without part number and extension, in allowed characters; may be empty.
+    """Return the name of a file without part number and extension, in allowed characters; may be empty.
 
     Accents are dropped; each run of other characters becomes one ``-``, each run of dots one dot.
     """
@@ -35,7 +35,7 @@ def file_id(path: str) -> str:
 
 
 def folded(name: str) -> str:
-    """The name without case, ``:latest``, ``.gguf`` and part number: equal for two spellings of one name."""
+    """Drop case, ``:latest``, ``.gguf`` and part number: equal for two spellings of one name."""
     name = name.casefold()
     while (ending := _ENDINGS.search(name)) is not None and ending.start():
         name = name[: ending.start()]
@@ -44,7 +44,7 @@ def folded(name: str) -> str:
 
 @lru_cache(maxsize=256)  # the limit of a config; each is matched with every model
 def pattern(name: str) -> re.Pattern[str]:
-    """``*`` matches any characters, ``?`` one; the rest matches itself, in any case."""
+    """Compile a pattern: ``*`` matches any characters, ``?`` one; the rest matches itself, in any case."""
     first, *others = ("".join(map(_one_letter, part)) for part in name.split("*"))
     if others:
         # The first match between two stars is as good as any later one. Atomic groups prevent other attempts,
@@ -62,7 +62,7 @@ class NameIndex:
     """Finds models by the name in a request. Made once for each set of names."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """``names``: every name and alias → the id of its model."""
+        """Index ``names``: every name and alias, with the id of its model."""
         self._names = names
         # A client repeats a wrong name, and one request is looked up more than once.
         self._near = lru_cache(_REMEMBERED)(self._names_near)
@@ -73,7 +73,7 @@ class NameIndex:
     __hash__ = None  # type: ignore[assignment]  # the names are a mapping
 
     def find(self, name: str) -> str | tuple[str, ...]:
-        """The id of the model; or, for an unknown or ambiguous name, similar names, the nearest first."""
+        """Find the id of the model, or names similar to an unknown or ambiguous name, the nearest first."""
         ids = self.resolve(name)
         if len(ids) == 1:
             return ids[0]

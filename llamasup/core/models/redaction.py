@@ -44,7 +44,7 @@ class _Paths(NamedTuple):
 
 
 def _paths(separator: str, sign: str, begin: str, root: str, flags: re.RegexFlag) -> _Paths:
-    """``sign``: the separators, for a set in a pattern; ``begin`` is the pattern of a path's begin."""
+    """Make the patterns. ``sign``: the separators, for a set; ``begin``: the pattern of a path's begin."""
     return _Paths(
         separator,
         root,
@@ -74,11 +74,10 @@ def _paths_like(path: str) -> _Paths:
 
 
 def redact_paths(text: str, paths: Iterable[str]) -> str:
-    """``text`` with file names instead of the known ``paths``, and of unknown absolute paths of files that
-    are quoted or contain no blank.
+    """Replace the known ``paths`` in ``text`` by file names, and other absolute paths that have a clear end.
 
-    Empty if a folder could remain: an unquoted path with a blank has no clear end. Assumes that no folder's
-    name begins or ends with a blank.
+    A path has a clear end if it is quoted or contains no blank. Returns an empty text if a folder could
+    remain. Assumes that no folder's name begins or ends with a blank.
     """
     folders: dict[str, None] = {}
     for path in sorted(set(paths), key=len, reverse=True):
@@ -108,7 +107,7 @@ _PATH = re.compile(rb'("(?:model_)?path"\s*:\s*)"((?:[^"\\]|\\.)*)"')
 
 
 def without_folders(answer: bytes) -> bytes:
-    """The JSON with file names instead of paths, padded with blanks to the same length."""
+    """Replace paths in the JSON by file names, padded with blanks to the same length."""
     return _PATH.sub(_name_alone, answer)
 
 
@@ -121,5 +120,5 @@ _PARTIAL_OR_CODED = re.compile(rb"\r\n(?:range|accept-encoding):[^\r\n]*", re.IG
 
 
 def whole_and_plain(opening: bytes) -> bytes:
-    """The head of a request without Range and Accept-Encoding."""
+    """Remove Range and Accept-Encoding from the head of a request."""
     return _PARTIAL_OR_CODED.sub(b"", opening)

@@ -30,8 +30,9 @@ _NO_DEFAULTS = ModelSettings()
 
 
 class Unknown(Struct, frozen=True):
-    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have it;
-    then ``near`` are their other names.
+    """The answer for a name that no model has. ``near`` are similar names, the nearest first.
+
+    ``refused`` is true if several files have the name; then ``near`` are their other names.
     """
 
     name: str
@@ -40,10 +41,10 @@ class Unknown(Struct, frozen=True):
 
 
 class Registry(Struct, frozen=True):
-    """``names``: every name and alias → the id of its model. ``default``: the model of requests without a
-    name.
+    """The models by id, and every name and alias with the id of its model (``names``).
 
-    A spec with a ``problem`` cannot be loaded: requests for it get the problem.
+    ``default`` is the model of requests without a name. A spec with a ``problem`` cannot be loaded: requests
+    for it get the problem.
     """
 
     specs: Mapping[str, ModelSpec]
@@ -56,7 +57,7 @@ class Registry(Struct, frozen=True):
     _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}))
 
     def find(self, name: str) -> ModelSpec | Unknown:
-        """By exact name; else without case, ``:latest`` and ``.gguf``, if that is unique.
+        """Find a model by its exact name; else without case, ``:latest`` and ``.gguf``, if that is unique.
 
         ``org/repo`` stands for its only quantization. One dict lookup; an unknown name costs a millisecond.
         """
@@ -74,12 +75,12 @@ class Registry(Struct, frozen=True):
         return name in self.names and self.specs[self.names[name]].source in paths
 
     def resolve(self, name: str) -> ModelSpec | None:
-        """``find`` without the search for similar names."""
+        """Find like ``find``, but without the search for similar names."""
         found = self._index.resolve(name)
         return self.specs[found[0]] if len(found) == 1 else None
 
     def without(self, ids: Collection[str]) -> Registry:
-        """The registry without these models."""
+        """Return the registry without these models."""
         names = {name: id_ for name, id_ in self.names.items() if id_ not in ids}
         return structs.replace(
             self,
@@ -202,7 +203,7 @@ def _spec(
 
 
 def _settings(own: str, options: ModelSettings, adapters: tuple[str, ...]) -> Settings:
-    """For one process. Replicas get their devices when they are started."""
+    """Make the settings of one process. Replicas get their devices when they are started."""
     extra = list(options.extra or ())
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
@@ -220,7 +221,7 @@ def _settings(own: str, options: ModelSettings, adapters: tuple[str, ...]) -> Se
 
 
 def with_options(spec: ModelSpec, options: ModelSettings) -> ModelSpec:
-    """``spec`` with ``options`` where they are set."""
+    """Return ``spec`` with ``options`` where they are set."""
     merged = options.over(spec.options)
     base = spec.settings
     if spec.stay.by_command:  # its options are only in the settings of its process

@@ -1,6 +1,6 @@
 """Removes a model from the models folder: its files, its projector and its unfinished downloads.
 
-Touches no file outside of the folder (X10).
+Touches no file outside of the folder.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ _MAX_LINKS = 40  # as Linux follows
 
 
 class Removal(Struct, frozen=True):
-    """One model to remove, by the user's ``name``. ``leftovers``: llamasup's records and unfinished
-    downloads.
-    """
+    """One model to remove, by the user's ``name``. ``leftovers`` are records and unfinished downloads."""
 
     name: str
     files: tuple[Path, ...]
@@ -58,7 +56,9 @@ class Removal(Struct, frozen=True):
 
 
 def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Removal, ...]:
-    """The models with these ``names`` (paths in the folder, names in ``list``, references), each file once.
+    """Find the models with these ``names``, each file once.
+
+    A name is a path in the folder, a name in ``list``, or a reference.
 
     Raises ModelMissing, UsageInvalid for an ambiguous name, and FolderUnusable for a file outside the folder.
     """
@@ -78,7 +78,7 @@ def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Remova
 
 
 def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Removal:
-    """``going``: files of earlier names."""
+    """Collect the files of one model. ``going`` are the files of earlier names."""
     first = _path_of(name, folder)
     if first is None:
         ref = parse_ref(name, endpoint)
@@ -111,7 +111,7 @@ def _parts_of(file: Path) -> tuple[Path, ...]:
 
 
 def entries_of(path: str) -> tuple[str, ...]:
-    """The entries of folders that a load of this file reads (``file_use``). Blocks."""
+    """List the entries of folders that a load of this file reads (``file_use``). Blocks."""
     return tuple(str(entry) for part in _parts_of(Path(path)) for entry in _links_of(part))
 
 
@@ -167,7 +167,7 @@ def _resolved(path: Path) -> Path:
 
 
 def refuse_loaded(removal: Removal) -> None:
-    """Raises UsageInvalid if a process of this user was started with one of the files."""
+    """Refuse files with which a process of this user was started. Raises UsageInvalid."""
     import psutil
 
     files = {str(file.resolve()) for file in removal.files}
@@ -201,7 +201,7 @@ def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
 
 
 def remove(removal: Removal, folder: Path) -> None:
-    """Remove the files, the leftovers, and folders that are empty then.
+    """Remove the files, the leftovers, and folders that become empty.
 
     Raises FolderUnusable, and UsageInvalid while another process downloads the model.
     """

@@ -30,14 +30,15 @@ class ModelRule(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Without duplicates, the model's own first."""
+        """The names without duplicates, the model's own first."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
 
 class Problem(Struct, frozen=True):
-    """A model that is not served, or not as configured. ``names``: ids; ``where``: the location in the
-    config. ``instead``: other names of files that share one. ``quiet``: of a file that the config does not
-    name, which may be no model at all.
+    """A model that is not served, or not as configured.
+
+    ``names`` are ids; ``where`` is the location in the config. ``instead`` are other names of files that
+    share a name. ``quiet`` is true for a file that the config does not name, which may be no model at all.
     """
 
     message: str
@@ -51,7 +52,7 @@ class Problem(Struct, frozen=True):
 
 
 def check_rules(rules: Sequence[ModelRule]) -> None:
-    """Raises ConfigInvalid, with every error in its details, for invalid or duplicate names."""
+    """Check the names of the rules. Raises ConfigInvalid with every error in its details."""
     errors = tuple(f"{rule.where}: {what}" if rule.where else what for rule, what in wrong_rules(rules))
     if errors:
         raise ConfigInvalid(
@@ -62,7 +63,7 @@ def check_rules(rules: Sequence[ModelRule]) -> None:
 
 
 def wrong_rules(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
-    """The invalid rules with their errors."""
+    """List the invalid rules with their errors."""
     yield from _bad_names(rules)
     yield from _clashes(rules)
 

@@ -1,6 +1,6 @@
 """Finds models in folders, in the caches of other programs, and at paths of a config.
 
-The real path of a found file is in one of these folders, too (X10): links that lead out are not followed. The
+The real path of a found file is in one of these folders as well: links that lead out are not followed. The
 hub's cache links from snapshots to blobs of the same folder.
 """
 
@@ -33,7 +33,8 @@ _MAX_REF_BYTES = 64  # of a commit and a newline
 
 
 class Search(Struct, frozen=True):
-    """``sources``: path in the config → file, also for files next to these models that no folder has.
+    """The result of a search. ``sources``: path in the config → file, with the files next to these models.
+
     ``missing``: unreadable folder → error; ``closed``: unreadable subfolders. ``notes``: omissions.
     """
 
@@ -56,7 +57,7 @@ def search_models(
     follow_links: bool = False,
     cache_folder: Path | None = None,
 ) -> Search:
-    """All models below ``folders``, and those at the absolute ``paths`` with the files next to them.
+    """Find all models below ``folders``, and the models at ``paths`` (absolute) with the files next to them.
 
     ``follow_links``: links in folders of this user may lead anywhere.
     Reads new headers: up to a second for a thousand, then some 50 ms.
@@ -212,13 +213,13 @@ def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
 
 
 def cache_folders(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The ``known_caches`` that exist, or may."""
+    """Return the ``known_caches`` that exist, or may exist."""
     folders = known_caches(names, environ)
     return tuple(folder for folder in folders if path_kind(folder) not in (PathKind.NOTHING, PathKind.FILE))
 
 
 def known_caches(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The absolute cache folders of ``huggingface`` and ``llama.cpp``, whether they exist or not.
+    """List the absolute cache folders of ``huggingface`` and ``llama.cpp``, whether they exist or not.
 
     The rules are those of huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434,
     fs_get_cache_directory before). llama.cpp's own folder comes first; today it shares the hub's.

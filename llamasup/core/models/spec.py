@@ -14,8 +14,10 @@ from llamasup.core.settings.model import ModelSettings, Settings
 
 
 class Stay(Struct, frozen=True):
-    """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device.
-    ``by_command``: the only model of ``run`` and ``wrap``, which shares no memory. Only commands load and
+    """The rules for how long a model stays loaded.
+
+    ``pin``: it is never evicted for another model. ``groups``: at most one model of a group is on a device.
+    ``by_command``: it is the only model of ``run`` and ``wrap``, and shares no memory. Only commands load and
     unload it, and its server answers for itself: requests learn its state, and after a crash loop it tries
     again by itself.
     """
@@ -75,7 +77,7 @@ class ModelSpec(Struct, frozen=True):
 
     @property
     def started_as(self) -> tuple[object, ...]:
-        """The parts that decide how its processes start. Not its names: a rename restarts no process."""
+        """The parts that decide how its processes start. Its names do not: a rename restarts no process."""
         options = self.options
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
         settings = structs.replace(self.settings, alias=None)
@@ -92,12 +94,15 @@ class ModelSpec(Struct, frozen=True):
         return bool(self.source) and self.source == other.source
 
     def redacted(self, text: str) -> str:
-        """``text`` for clients, with file names instead of paths. Empty if other paths could remain."""
+        """Replace paths in ``text`` by file names, for clients.
+
+        Returns an empty text if paths could remain.
+        """
         source = (self.source,) if os.path.isabs(self.source) else ()  # noqa: PTH117
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
     def public_problem(self, problem: str) -> str:
-        """Why it cannot be loaded, for clients."""
+        """The reason why it cannot be loaded, for clients."""
         return self.redacted(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
 
     @property

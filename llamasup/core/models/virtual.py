@@ -45,7 +45,7 @@ class Candidate(Struct, frozen=True):
 
 
 def spellings_of(entries: _Entries) -> Mapping[str, str]:
-    """The name of a virtual model by its folded name."""
+    """Index the names of the virtual models by their folded names."""
     spellings: dict[str, str] = {}
     for name in entries:
         spellings.setdefault(folded(name), name)
@@ -53,8 +53,9 @@ def spellings_of(entries: _Entries) -> Mapping[str, str]:
 
 
 def candidates_of(entries: _Entries) -> Mapping[str, tuple[Candidate, ...]]:
-    """The candidates of each virtual model, in their order in the config. ``entries`` have no
-    ``virtual_mistakes``.
+    """List the candidates of each virtual model, in their order in the config.
+
+    ``entries`` have no ``virtual_mistakes``.
     """
     spellings = spellings_of(entries)
     found: dict[str, tuple[Candidate, ...]] = {}
@@ -66,7 +67,7 @@ def candidates_of(entries: _Entries) -> Mapping[str, tuple[Candidate, ...]]:
 def _find_candidates(
     name: str, entries: _Entries, spellings: Mapping[str, str], found: dict[str, tuple[Candidate, ...]]
 ) -> tuple[Candidate, ...]:
-    """Those of a virtual model or, for another name, the model itself."""
+    """List the candidates of a virtual model or, for another name, the model itself."""
     if name not in entries:
         return (Candidate(name),)
     if name in found:
@@ -100,14 +101,14 @@ def check_virtual(entries: _Entries) -> None:
 
 
 class _Reach(Struct, frozen=True):
-    """``models``: how many candidates a name has; ``chain``: the virtual models in a row to the farthest."""
+    """The reach of a name: its candidates (``models``) and its longest row of virtual models (``chain``)."""
 
     models: int
     chain: int
 
 
 def virtual_mistakes(entries: _Entries) -> Iterator[tuple[str, str]]:
-    """The names that are there twice, lead nowhere, or to too many models, each with the reason."""
+    """List the names that occur twice, lead nowhere, or lead to too many models, each with the reason."""
     spellings = spellings_of(entries)
     known: dict[str, _Reach] = {}
     for name in entries:

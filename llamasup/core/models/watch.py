@@ -128,7 +128,7 @@ def _concerns(paths: Iterable[str]) -> bool:
 
 
 class ModelWatch:
-    """``async with ModelWatch(folders, paths, first) as watch: async for search in watch.changes(): …``
+    """Watches folders: ``async with ModelWatch(…) as watch: async for search in watch.changes(): …``
 
     ``folders`` and ``paths`` as for ``search_models``; ``first`` is its first result. ``changes`` yields each
     new result, and only the last of several that come at once. For one event loop and one reader.
@@ -158,7 +158,7 @@ class ModelWatch:
         self._thread = threading.Thread(target=self._run, name="model-watch", daemon=True)
 
     async def __aenter__(self) -> Self:
-        """Changes from here on are reported."""
+        """Begin to watch: later changes are reported."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         await self._watching.wait()
@@ -248,7 +248,7 @@ class ModelWatch:
 
 
 def _compared(search: Search) -> tuple[object, ...]:
-    """The parts whose change is reported; errors are compared by their messages."""
+    """Return the parts whose change is reported; errors are compared by their messages."""
     return (
         [(model.path, model.ids, model.files, _error(model)) for model in search.found],
         {path: (model.files, _error(model)) for path, model in search.sources.items()},

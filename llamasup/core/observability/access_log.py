@@ -36,7 +36,7 @@ _PIPE_BUF: Final = 4096
 
 
 def check_log_file(path: Path) -> None:
-    """Raises ConfigInvalid if the log cannot be written to ``path``."""
+    """Check that the log can be written to ``path``. Raises ConfigInvalid."""
     file = RotatedFile(path, max_bytes=MAX_BYTES, files=FILES, holds=None)
     file.close()
     if file.error is not None:
@@ -47,7 +47,7 @@ def check_log_file(path: Path) -> None:
 
 
 class AccessLog(Generic[T]):
-    """``path`` is the file (None: standard error), ``line`` formats a record and its time.
+    """The access log at ``path`` (None: standard error). ``line`` formats a record and its time.
 
     ``write`` and ``dropped`` are for the event loop's thread. The file has mode 0600, is rotated within
     ``FILES`` times ``max_bytes``, and created again if it was moved away.
@@ -103,7 +103,7 @@ class AccessLog(Generic[T]):
 
 
 def _write_to_stderr(lines: list[bytes]) -> int:
-    """Returns how many lines could not be written."""
+    """Write lines. Returns how many could not be written."""
     unwritten = len(lines)
     for piece, count in _pieces(lines):
         while piece:

@@ -1,6 +1,6 @@
 """Formats a finished request as one line of JSON, and limits how many slow requests are logged.
 
-A line never contains a prompt, a completion, a key or a query (X13).
+A line never contains a prompt, a completion, a key or a query.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def access_line(record: RequestRecord, ended: datetime) -> bytes:
-    """The line with its line feed. ``ended`` is the end of the request in UTC."""
+    """Format the line with its line feed. ``ended`` is the end of the request in UTC."""
     return _encode(access_record(record, ended)) + b"\n"
 
 
@@ -93,14 +93,14 @@ def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
 
 
 def shortened(record: RequestRecord) -> RequestRecord:
-    """The record with its path cut to the shown length, as 20,000 records may wait for a slow disk."""
+    """Cut the path of the record to the shown length, as 20,000 records may wait for a slow disk."""
     if len(record.path) <= _LONGEST_PATH:
         return record
     return msgspec.structs.replace(record, path=record.path[: _LONGEST_PATH + 1])
 
 
 def shown_path(path: str) -> str:
-    """The path with a bounded length and without terminal control characters."""
+    """Bound the length of the path, and remove terminal control characters."""
     if len(path) <= _LONGEST_PATH and not _UNPRINTABLE.search(path):
         return path
     safe = _UNPRINTABLE.sub(
@@ -123,9 +123,9 @@ class SlowLog(Struct, frozen=True):
 
 
 def waiting_time_s(first_byte_s: float | None, duration_s: float) -> float:
-    """How long the client waited for the first byte, or for the end if none came.
+    """Compute how long the client waited for the first byte, or for the end if no byte came.
 
-    The rest of a stream does not count: a long answer is not slow.
+    The rest of a stream is not part of it: a long answer is not slow.
     """
     return duration_s if first_byte_s is None else first_byte_s
 

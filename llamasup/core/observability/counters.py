@@ -47,7 +47,7 @@ GAVE_WAY: Final = "gave_way"
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request. Never contains a prompt, a completion, a key or a query (X13).
+    """One finished request. Never contains a prompt, a completion, a key or a query.
 
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
@@ -103,8 +103,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 
 class HeldSlots(msgspec.Struct, frozen=True):
-    """The ``slots`` that a request in flight holds since ``since_s`` (monotonic). ``model`` and ``client``:
-    as its record will have them.
+    """The ``slots`` that a request in flight holds since ``since_s`` (monotonic).
+
+    ``model`` and ``client`` are those of its later record.
     """
 
     model: str
@@ -114,7 +115,10 @@ class HeldSlots(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts per bucket (``counts[i]``: values ≤ ``bounds[i]``, the last: all above), not cumulative."""
+    """A histogram.
+
+    It counts per bucket (``counts[i]``: values ≤ ``bounds[i]``, the last: all above), not cumulative.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -233,8 +237,9 @@ class Metrics:
 
 
 class NodeGauges(msgspec.Struct, frozen=True):
-    """Other nodes at the moment of the scrape. ``states`` and ``in_flight`` by node; ``queued``: the requests
-    that wait here for a node, by model.
+    """Other nodes at the moment of the scrape: their ``states`` and requests ``in_flight``, by node.
+
+    ``queued`` are the requests that wait here for a node, by model.
     """
 
     states: Mapping[str, str] = {}

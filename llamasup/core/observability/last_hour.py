@@ -1,7 +1,8 @@
 """The last hour in steps of ten seconds, for the charts of the console: ``GET history`` (docs/control.md).
 
-Filled when a request ends and when a server changes its state, so it needs no timer. The work of a request is
-divided among the steps in which it was done. Requests that still wait are added when the chart is read.
+It is filled when a request ends and when a server changes its state, so it needs no timer. The work of a
+request is divided among the steps in which it was done. Requests that still wait are added when the chart is
+read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ STEPS = 360  # an hour
 
 
 class LastHour:
-    """Times are seconds of one clock that does not jump."""
+    """The steps of the last hour. Times are seconds of one clock that does not jump."""
 
     def __init__(self, now_s: float) -> None:
         self._newest = int(now_s // STEP_S)  # the number of the newest step; it is at its number modulo STEPS
@@ -33,7 +34,7 @@ class LastHour:
         first_byte_s: float | None,
         tokens: int,
     ) -> None:
-        """A request has ended. ``queue_s`` and ``first_byte_s`` count from its beginning."""
+        """Add a finished request. ``queue_s`` and ``first_byte_s`` count from its beginning."""
         self._move_to(now_s)
         began_s = now_s - duration_s
         if tokens:
@@ -46,7 +47,7 @@ class LastHour:
             self._answers[place] += 1
 
     def note_memory(self, now_s: float, held_bytes: int) -> None:
-        """The models take this much memory from now on."""
+        """Note the memory that the models take from now on."""
         self._move_to(now_s)
         self._level_bytes = held_bytes
         place = self._newest % STEPS
@@ -55,8 +56,10 @@ class LastHour:
     def series(
         self, now_s: float, waiting_since_s: Iterable[float] = ()
     ) -> Mapping[str, Sequence[float | None]]:
-        """Oldest first. ``age_s``: of the begin of each step. The last step is not over. ``waiting_since_s``:
-        of each request that waits now.
+        """Return the steps, the oldest first; the last step has not finished.
+
+        ``age_s`` is the age of the beginning of each step. ``waiting_since_s`` has a time for each request
+        that waits now.
         """
         self._move_to(now_s)
         queue_s = self._queue_s.copy()

@@ -1,6 +1,6 @@
-"""Keeps the last lines that llamasup has said about itself in memory, for the control API.
+"""Keeps the last lines of llamasup's own log in memory, for the control API.
 
-A service prints them on standard error, where the reader of an API or of the console is not.
+A service prints them on standard error, which readers of the API or of the console do not see.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_LENGTH: Final = 2000  # letters of a line
 
 
 class OwnLog:
-    """May be used from any thread."""
+    """The last lines of the log. It may be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,12 +35,12 @@ class OwnLog:
             self._added += len(lines)
 
     def tail(self, lines: int) -> OwnLogTail:
-        """The last ``lines`` lines, and the lines to come."""
+        """Follow the last ``lines`` lines, and the lines to come."""
         with self._lock:
             return OwnLogTail(self, self._added - min(lines, len(self._lines)))
 
     def after(self, number: int) -> tuple[str, int]:
-        """The kept lines after the first ``number`` ones since the start, and how many there have been."""
+        """Return the kept lines after the first ``number`` since the start, and the count since the start."""
         with self._lock:
             kept_from = self._added - len(self._lines)
             return "".join(islice(self._lines, max(0, number - kept_from), None)), self._added
@@ -52,9 +52,9 @@ class OwnLogTail:
         self._number = begin
 
     def read(self) -> bytes:
-        """The next lines; empty if there are no more yet."""
+        """Return the next lines; empty if there are none yet."""
         text, self._number = self._log.after(self._number)
         return text.encode()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the tail holds nothing."""

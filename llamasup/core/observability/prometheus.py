@@ -66,7 +66,10 @@ def exposition(
     scraped: Mapping[str, str],
     nodes: NodeGauges | None = None,
 ) -> bytes:
-    """Prometheus text. ``scraped``: llama-server's text by model. ``nodes``: other nodes, if any."""
+    """Write Prometheus text.
+
+    ``scraped`` is llama-server's text by model; ``nodes`` are other nodes, if any.
+    """
     registry = CollectorRegistry()
     registry.register(_OwnMetrics(metrics, instances, nodes))
     ProcessCollector(registry=registry)  # of llamasup itself: shows leaks of memory or descriptors
@@ -74,7 +77,7 @@ def exposition(
 
 
 def own_families() -> list[Metric]:
-    """All families of llamasup without values, for the documentation."""
+    """List all families of llamasup without values, for the documentation."""
     metrics = Metrics()
     metrics.lines_dropped = metrics.traces_dropped = int
     return list(_OwnMetrics(metrics, [], NodeGauges()).collect())
@@ -229,10 +232,10 @@ def _node_gauges(nodes: NodeGauges) -> Iterator[Metric]:
 
 
 def merged(scraped: Mapping[str, str]) -> bytes:
-    """llama-server's texts with a model label on each sample, grouped by metric family.
+    """Merge llama-server's texts with a model label on each sample, grouped by metric family.
 
-    Not with the Prometheus library, which renames counters without the suffix (``llamacpp:n_tokens_max``
-    would become ``llamacpp:n_tokens_max_total``).
+    This is not done with the Prometheus library, which renames counters without the suffix
+    (``llamacpp:n_tokens_max`` would become ``llamacpp:n_tokens_max_total``).
     """
     families: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

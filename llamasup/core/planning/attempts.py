@@ -1,4 +1,4 @@
-"""Plans the generations of one model: as large as fits, and smaller after a start that failed (S5).
+"""Plans the generations of one model: as large as fits, and smaller after a failed start.
 
 Owns the current fallback step of this run, and the load history that the next run starts from.
 """
@@ -129,7 +129,9 @@ class _Failed(Struct, frozen=True):
 
 
 class Planner:
-    """``folder`` holds the private files of this run; the names of this model's files begin with ``prefix``.
+    """Makes the plans of one model, and records what they took.
+
+    ``folder`` holds the private files of this run; the names of this model's files begin with ``prefix``.
     ``budget`` returns the memory that the model may take now, if it shares the machine with other models.
     ``trial``: changes to try in place of the kept ones; then nothing is recorded.
     """
@@ -169,7 +171,7 @@ class Planner:
     # --- before a start ---------------------------------------------------------------------------
 
     def plan(self, generation: int) -> LaunchPlan:
-        """The plan of one generation. Blocks for a millisecond, longer if devices have to be queried.
+        """Make the plan of one generation. Blocks for a millisecond, longer if devices have to be queried.
 
         Each generation has its own address, so that a child that has not exited yet cannot be mistaken for
         its successor. The facts of the machine are read again, because memory and limits change. The only
@@ -188,7 +190,10 @@ class Planner:
             raise refused
 
     def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
-        """The plan, and the plans considered; without a generation, for a placeholder address."""
+        """Make the plan, and list the plans considered.
+
+        Without a generation, the address is a placeholder.
+        """
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
@@ -284,7 +289,7 @@ class Planner:
         )
 
     def load_facts(self, made: LaunchPlan) -> LoadFacts:
-        """What is known about the load of ``made`` before it begins."""
+        """Collect the facts about the load of ``made`` that are known before it begins."""
         of_cpu, filled = (
             sum(part.host_bytes for part in made.memory.parts if part.kind == kind)
             for kind in ("weights", "kv")
@@ -333,7 +338,7 @@ class Planner:
         return adjustment
 
     def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
-        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks."""
+        """Add the RPC workers that do not answer to the ``diagnosis`` of an unexpected end. Blocks."""
         if not may_be_lost_worker(diagnosis):
             return diagnosis
         try:
@@ -488,7 +493,7 @@ class Planner:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those of the latest plan, with the RPC workers' devices."""
+        """The devices of the latest plan, including the RPC workers' devices."""
         return (*self._devices, *self._workers.devices)
 
     @property
@@ -497,7 +502,10 @@ class Planner:
         return tuple(answer.address for answer in self._workers.missing)
 
     def _find_workers(self, *, is_start: bool) -> Workers:
-        """Raises UsageInvalid if the settings or the build do not allow workers, and WorkerMissing."""
+        """Find the RPC workers.
+
+        Raises UsageInvalid if the settings or the build allow none, and WorkerMissing.
+        """
         settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
         if not settings.rpc:
             return NO_WORKERS
@@ -522,7 +530,7 @@ class Planner:
     def _ask(
         self, workers: Sequence[str], *, is_start: bool, again: bool = False
     ) -> tuple[WorkerAnswer, ...]:
-        """``is_start``: with the patience of a start, and a second attempt for a worker that is not ready."""
+        """Ask the RPC workers. A start has more patience, and tries a worker that is not ready twice."""
         from llamasup.core.llama_server.rpc import ask  # here, to keep the start short
 
         settings = self._launch.settings

@@ -22,7 +22,10 @@ _ENOUGH = 8
 
 
 class Checkpoints(Struct, frozen=True):
-    """``count``: of each slot; None: llama-server's own number. ``size_bytes``: of all slots, at most."""
+    """The checkpoints of each slot (``count``; None: llama-server's own number).
+
+    ``size_bytes`` is the most memory that the checkpoints of all slots take.
+    """
 
     count: int | None = None
     size_bytes: int = 0
@@ -32,8 +35,10 @@ class Checkpoints(Struct, frozen=True):
 def decide_checkpoints(
     inputs: SizeInputs, memory: MemoryEstimate, shape: ContextShape, *, shared: bool = False
 ) -> Checkpoints:
-    """Choose as many as a quarter of the spare host memory holds. ``memory`` is without them, and without the
-    prompt cache. ``shared``: other models need the spare memory, too.
+    """Choose as many checkpoints as a quarter of the spare host memory holds.
+
+    ``memory`` includes neither checkpoints nor the prompt cache. ``shared`` is true if other models need the
+    spare memory.
     """
     capabilities, model, prefers = inputs.capabilities, inputs.model, inputs.prefers
     own = capabilities.default_number(_FLAG)

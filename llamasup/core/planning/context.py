@@ -149,7 +149,7 @@ def longest_context(capabilities: Capabilities, model: ModelFacts, extra_args: E
 
 
 def give_context(line: CommandLine, settings: Settings, context: Context) -> None:
-    """Slots, context and batches."""
+    """Add the flags of slots, context and batches."""
     asked = asked_with("--ctx-size", settings.ctx_size)
     line.give("--ctx-size", context.total, context.why_total, asked=asked)
     asked = asked_with("--parallel", settings.parallel)

@@ -71,8 +71,10 @@ def decide_drafter(
     extra_args: ExtraArgs,
     draft: ModelFacts | None,
 ) -> Drafter | None:
-    """The draft of the model, if any. ``draft`` are the facts of the file that the user set. If
-    a flag switches drafting off, llamasup's own ``--draft-model`` is left out: it would only take memory.
+    """Choose the draft of the model, if any. ``draft`` are the facts of the file that the user set.
+
+    If a flag switches drafting off, llamasup leaves out its own ``--draft-model``, which would only take
+    memory.
 
     Raises UsageInvalid for a file that cannot draft, DraftMismatch for a draft of another model.
     """
@@ -168,8 +170,9 @@ def give_drafter(
     on_device: bool,
     counts: DraftCounts | None,
 ) -> None:
-    """Add the flags of a draft with this context and memory. ``counts``: of earlier requests. Raises
-    UsageInvalid.
+    """Add the flags of a draft with this context and memory. Raises UsageInvalid.
+
+    ``counts`` are the counts of earlier requests.
     """
     seen = "" if counts is None else f"; {acceptance(counts.proposed, counts.accepted)}"
     if drafter.path is not None:

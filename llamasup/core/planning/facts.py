@@ -59,8 +59,9 @@ _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
 def sibling_projectors(
     model: Path, *, cache_folder: Path | None = None
 ) -> tuple[list[Candidate], list[str], str]:
-    """The projectors of the model's folder, or of the one above, with the names of the other model files
-    there, and where they are.
+    """Find the projectors in the model's folder, or in the folder above it.
+
+    Returns them with the names of the other model files of that folder, and with its place.
 
     Only files with "mmproj" in their names are read, and unreadable ones are skipped.
     """
@@ -138,7 +139,7 @@ class Launch(Struct, frozen=True):
 
 
 def with_name(launch: Launch, model: str) -> Launch:
-    """``launch`` under another model name."""
+    """Return ``launch`` under another model name."""
     return replace(launch, model_id=model, settings=structs.replace(launch.settings, alias=model))
 
 
@@ -191,7 +192,7 @@ def prepare(
 
 
 def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
-    """The states of the other files that are loaded: draft, projector, adapters."""
+    """Read the states of the other files that are loaded: draft, projector, adapters."""
     settings = launch.settings
     paths = [settings.draft_model, settings.mmproj, *settings.adapters]
     if launch.found is not None and launch.found.projector is not None:

@@ -13,8 +13,9 @@ from llamasup.core.settings.model import Settings
 
 
 class SizeInputs(Struct, frozen=True):
-    """The facts and wishes that decide every size. ``extra_args``: the user's flags for llama-server, and
-    those of ``llamasup tune``.
+    """The facts and wishes that decide every size.
+
+    ``extra_args`` are the flags of the user and of ``llamasup tune`` for llama-server.
     """
 
     capabilities: Capabilities

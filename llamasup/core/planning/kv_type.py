@@ -30,12 +30,12 @@ class KvCache(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """One type, or those of K and V."""
+        """The type, or the types of K and V if they differ."""
         return self.k_type if self.k_type == self.v_type else f"{self.k_type}/{self.v_type}"
 
 
 def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCache:
-    """The cache types and flash attention. ``wanted``: the type, unless the user or ``bounds`` say another.
+    """Choose the cache types and flash attention. The user and ``bounds`` override the type ``wanted``.
 
     Raises UsageInvalid for an impossible setting.
     """

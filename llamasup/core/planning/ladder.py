@@ -1,4 +1,4 @@
-"""The ladder of smaller plans: which setting is reduced next, before a start and after a failed one (S5).
+"""The ladder of smaller plans: which setting is reduced next, before a start and after a failed one.
 
 After a failed start the order is the documented one: a context that is longer than the profile asks for,
 slots, context, KV type, layers on the GPU. Before a start, the KV type comes before the context, because a
@@ -84,7 +84,7 @@ class Admission(Struct, Generic[S], frozen=True):
 
 
 def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[S]:
-    """The first plan down the ladder that fits; the preferred one if none fits."""
+    """Return the first plan down the ladder that fits, or the preferred one if none fits."""
     considered = [candidate(start)]
     while not considered[-1].memory.fits:
         smaller = _smaller(
@@ -99,7 +99,7 @@ def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[
 def largest_that_fits(
     smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, PlanLimits], LaunchPlan]
 ) -> LaunchPlan:
-    """The largest plan that would fit if the user's own settings were reduced too.
+    """Find the largest plan that would fit if the user's own settings were reduced as well.
 
     The order is that of ``admit``, but layers come first: without a number, llama-server fits them itself.
     A context that is too short for most uses comes last. Arguments after ``--`` stay. If no plan fits, the
@@ -138,7 +138,7 @@ def step_down(
     *,
     steps_taken: int,
 ) -> Adjustment | None:
-    """What to try after a start of ``plan`` failed; None where nothing smaller may be tried.
+    """Choose the adjustment after a start of ``plan`` failed. None: no smaller plan may be tried.
 
     After out of memory one setting goes down far enough that the plan takes half of what it took besides its
     weights, or as far as it goes: three small steps would lead nowhere.
@@ -158,7 +158,7 @@ def step_down(
 
 
 def without_result(plan: LaunchPlan, plain: LaunchPlan, *, steps_taken: int) -> Adjustment:
-    """After a start of ``plan`` failed, which contains a result of ``llamasup tune``: the plan without it."""
+    """Leave out the result of ``llamasup tune`` after a start of ``plan``, which contains it, failed."""
     assert plan.measured is not None
     changed = plan.measured.changes
     flags = (Change(flag, value or "on", _value(plain, flag)) for flag, value in changed.flags)

@@ -30,7 +30,10 @@ class Threads(Struct, frozen=True):
 
 
 def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs) -> Threads:
-    """At most the CPUs allowed, because more threads would hang as they spin at barriers (#10397)."""
+    """Choose at most as many threads as CPUs are allowed.
+
+    More threads would hang as they spin at barriers (#10397).
+    """
     allowed = hardware.cpus_allowed
     passed = {name: extra_args.number(name) for name in ("--threads", "--threads-batch")}
     for name, value in (*passed.items(), ("--threads", settings.threads)):
@@ -70,9 +73,9 @@ def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> Non
 
 
 def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
-    """None if ``--prio 2`` may be passed.
+    """Say why ``--prio 2`` must not be passed. None: it may be passed.
 
-    It makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With one
+    The flag makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With one
     on every CPU, all other programs and the proxy stopped for 950 ms at a time (until the kernel's real-time
     throttling), and generation was no faster; with one free CPU nothing was delayed.
     """
@@ -98,7 +101,7 @@ WHY_SPIN = "waiting threads sleep soon, because spinning ones take the CPU that 
 
 
 def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, str]:
-    """Variables for the child's GNU OpenMP, unless the user set one of that kind (docs/planning.md)."""
+    """Choose variables for the child's GNU OpenMP (docs/planning.md), unless the user set such a variable."""
     if prefers.spin_count is None or any(name.startswith(("OMP_WAIT", "GOMP_SPIN")) for name in env):
         return {}
     return {"GOMP_SPINCOUNT": str(prefers.spin_count)}
@@ -116,7 +119,9 @@ def why_no_repack(
     *,
     budget_bytes: int,
 ) -> str | None:
-    """None if weights may be repacked for this CPU, which is faster. ``budget_bytes``: of the prompt cache.
+    """Say why weights must not be repacked for this CPU, which is faster. None: they may be repacked.
+
+    ``budget_bytes`` is the size of the prompt cache.
 
     The mapped copy is dropped when memory is needed, but keeps its address space: with ``ulimit -v`` a Q4_K_M
     of 483 MiB took 874 (b11434).
@@ -146,7 +151,7 @@ def why_no_lock(
     on_device: bool,
     repacks: bool,
 ) -> str | None:
-    """None if the weights may be locked in memory."""
+    """Say why the weights must not be locked in memory. None: they may be locked."""
     limit = hardware.memlock_limit_bytes
     if not prefers.lock:
         return "this profile lets the system drop weights from memory and read them again"
@@ -172,8 +177,9 @@ _OLD_LOAD_MODES = ("--mlock", "--mmap", "--direct-io")
 def give_lock(
     line: CommandLine, capabilities: Capabilities, why_not: str | None, extra_args: ExtraArgs
 ) -> None:
-    """``--load-mode mmap+mlock`` since July 2026 (#20834), which calls ``--mlock`` deprecated; ``--mlock``
-    before, and until September 2026 (#28334).
+    """Add ``--load-mode mmap+mlock``, or ``--mlock`` in builds before July 2026.
+
+    #20834 added the first and deprecated the second, which #28334 removed in September 2026.
     """
     mode = capabilities.find("--load-mode")
     flag, value = "--mlock", None
@@ -197,9 +203,11 @@ def decide_prompt_cache(
     *,
     shared: bool = False,
 ) -> tuple[int, str]:
-    """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
+    """Choose the budget of the prompt cache in MiB.
 
-    It is always in host memory. ``shared``: other models need the spare memory.
+    Its default of 8 GiB has killed small hosts (#27725, #20509).
+
+    The cache is always in host memory. ``shared`` is true if other models need the spare memory.
     """
     asked = extra_args.number("--cache-ram")
     if asked is not None:

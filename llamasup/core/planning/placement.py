@@ -68,10 +68,10 @@ def host_free_bytes(hardware: Hardware) -> int:
 
 
 def decide_gpu_layers(inputs: SizeInputs, *, drafts: bool) -> int | None:
-    """The layers on devices; None: as many as fit, as the build or llamasup
-    (``memory/estimate.py``) counts them.
+    """Choose the number of layers on devices. None: as many as fit.
 
-    llamasup's count ignores the memory of a draft model (``drafts``), so then all layers are placed there.
+    The build, or else llamasup (``memory/estimate.py``), counts how many fit. llamasup's count ignores the
+    memory of a draft model (``drafts``), so with a draft model all layers are placed on devices.
     """
     capabilities, model, extra_args = inputs.capabilities, inputs.model, inputs.extra_args
     if not capabilities.devices or extra_args.value("--device") == "none":
@@ -94,7 +94,7 @@ def give_gpu_layers(
 ) -> None:
     """Add the user's number, or ``expected`` for a build that has devices but no ``--fit``.
 
-    ``expected`` is None if the devices have no memory of their own: then all layers are placed there.
+    ``expected`` is None if the devices have no memory of their own: then all layers are placed on them.
     """
     option = capabilities.find("--gpu-layers")
     every = "all" if option is not None and "'all'" in option.description else "999"

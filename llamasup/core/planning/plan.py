@@ -103,7 +103,7 @@ class LaunchPlan(Struct, frozen=True):
 
     @property
     def ctx_size_of_slot(self) -> int:
-        """llamasup's ``--ctx-size``: the tokens of each request when all slots are busy."""
+        """The value of llamasup's ``--ctx-size``: the tokens of each request when all slots are busy."""
         return self.shape.ctx_total // self.parallel
 
     @property
@@ -123,7 +123,7 @@ class LaunchPlan(Struct, frozen=True):
 
     @property
     def device(self) -> str:
-        """Where the model computes: ``CPU``, ``CUDA0,CUDA1``, or ``CUDA0+CPU`` if layers are split."""
+        """The devices that compute: ``CPU``, ``CUDA0,CUDA1``, or ``CUDA0+CPU`` if layers are split."""
         names = self.memory.free.names
         on_device = self.gpu_layers if self.memory.gpu_layers is None else self.memory.gpu_layers
         if not names or on_device == 0:
@@ -162,7 +162,7 @@ def plan(
     measured: Measured | None = None,
     workers: Workers = NO_WORKERS,
 ) -> LaunchPlan:
-    """The command line and environment that suit this model, machine and build, with a reason for each flag.
+    """Choose the command line and environment for this model, machine and build, with a reason for each flag.
 
     Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
     ``mmproj`` are the facts of those two files, set by option or after ``--``; ``found`` is the projector in

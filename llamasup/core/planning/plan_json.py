@@ -25,7 +25,10 @@ def plan_as_json(
     alternatives: Sequence[LaunchPlan],
     refused: LlamasupError | None,
 ) -> dict[str, Any]:
-    """``alternatives``: the plans considered, the preferred one first. ``refused``: the error of ``run``."""
+    """Make the JSON object of a plan.
+
+    ``alternatives`` are the plans considered, the preferred one first. ``refused`` is the error of ``run``.
+    """
     return {
         "model": model,
         "runtime": {"path": path, "kind": kind, "version": version},

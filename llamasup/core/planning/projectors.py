@@ -49,8 +49,9 @@ class Pairing(Struct, frozen=True):
 
 
 def is_of_quantization(folder: PurePath) -> bool:
-    """Whether a repository has this folder for the files of one quantization: ``REPO/UD-Q4_K_XL/x.gguf``. As
-    ``llama-server -hf`` does, such a model uses the projector of the folder above.
+    """Whether a repository has this folder for the files of one quantization: ``REPO/UD-Q4_K_XL/x.gguf``.
+
+    Like ``llama-server -hf``, llamasup pairs such a model with the projector of the folder above.
     """
     return bool(quant_tag(folder.name)) and not name_words(folder.name)
 
@@ -72,9 +73,11 @@ def pair_projector(
     *,
     where: str = "in the model's folder",
 ) -> Pairing | None:
-    """The one of ``candidates`` that belongs to the model; None without candidates in its byte order.
+    """Choose the projector of ``candidates`` that belongs to the model.
 
-    ``neighbours`` are the names of the other model files ``where`` the candidates are.
+    None: no candidate has its byte order.
+
+    ``neighbours`` are the names of the other model files in ``where``, the place of the candidates.
     """
     # llama-server does not convert byte orders (b11434).
     candidates = [candidate for candidate in candidates if candidate.facts.big_endian == model.big_endian]

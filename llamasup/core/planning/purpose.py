@@ -40,7 +40,7 @@ def refuse_unservable(model: ModelFacts, path: str) -> None:
 
 
 def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
-    """Message and remedy for a model of an unknown architecture."""
+    """Return the warning and its remedy for a model of an unknown architecture."""
     if model.known:
         return None
     return (

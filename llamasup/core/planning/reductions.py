@@ -1,4 +1,4 @@
-"""What a plan has smaller than llamasup prefers, or than the user asked for, and why (pure)."""
+"""The settings of a plan that are smaller than llamasup prefers, or than the user asked for (pure)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from llamasup.core.settings.model import Settings
 
 
 def reductions(preferred: LaunchPlan, made: LaunchPlan, settings: Settings) -> tuple[Reduction, ...]:
-    """``preferred``: the plan without limits. llamasup never reduces a setting of the user, but
-    llama-server limits the context of a request to that of the model.
+    """List the settings that are smaller than in ``preferred``, the plan without limits.
+
+    llamasup never reduces a setting of the user, but llama-server limits the context of a request to that of
+    the model.
     """
     reduced = [Reduction(change, made.bounds.why) for change in changes(preferred, made)]
     asked = settings.ctx_size

@@ -13,7 +13,7 @@ from llamasup.errors import DoesNotFit
 
 
 class _Syntax(Struct, frozen=True):
-    """How a remedy spells settings: as command-line options, or as keys of a config."""
+    """The spelling of settings in a remedy: as command-line options, or as keys of a config."""
 
     setting: Callable[[str, object], str]
     separator: str
@@ -46,7 +46,7 @@ def refusal(
     extra: Sequence[str] = (),
     by_config: bool = False,
 ) -> DoesNotFit:
-    """The error for ``preferred``; ``fitting`` is the largest plan that fits, or the smallest plan.
+    """Make the error for ``preferred``. ``fitting`` is the largest plan that fits, or the smallest plan.
 
     ``extra`` are the arguments after ``--``, which are never changed. ``by_config``: a config sets the memory
     that the model may take.

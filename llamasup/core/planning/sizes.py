@@ -101,7 +101,8 @@ def choose_sizes(
     shared: bool = False,
 ) -> PlanSizes:
     """Choose sizes within ``bounds`` and estimate their memory. ``history`` names the build ``runtime``.
-    ``shared``: other models need the spare memory of the devices.
+
+    ``shared`` is true if other models need the spare memory of the devices.
 
     Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
     """
@@ -173,7 +174,7 @@ def choose_sizes(
         return packed, sized(packed)
 
     def with_checkpoints(sizes: PlanSizes) -> PlanSizes:
-        """They take a part of what is left, as the prompt cache does."""
+        """Add the checkpoints, which take a part of the remaining memory like the prompt cache."""
         found = decide_checkpoints(inputs, sizes.memory, sizes.shape, shared=shared)
         memory = sizes.memory.with_checkpoints(found.size_bytes)
         return replace(sizes, checkpoints=found, memory=memory)
@@ -198,7 +199,7 @@ def _is_comfortable(
 ) -> bool:
     """Whether a longer context than that of ``least`` leaves enough memory to others, and moves no layers.
 
-    ``share_left``: of the free memory. ``shared``: other models need the memory, too.
+    ``share_left`` is a share of the free memory. ``shared`` is true if other models need the memory.
     """
     if not memory.free.known or not memory.fits:
         return False
@@ -217,7 +218,7 @@ def _is_comfortable(
 
 
 def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:
-    """The shape. Options that were added soon after a change show whether a build has that change."""
+    """Make the shape. Options that were added soon after a change show whether a build has that change."""
     return ContextShape(
         ctx_total=context.total,
         parallel=context.parallel,

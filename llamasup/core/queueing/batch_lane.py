@@ -1,4 +1,4 @@
-"""Whether requests of a batch may run now: only while no other client uses a model (pure).
+"""Decides when requests of a batch may run: only while no other client uses a model (pure).
 
 A batch has the machine while the others are away, and not a part of it all the time: on most machines each
 further request slows all others down. After the last request of another client, the lane stays closed for
@@ -29,8 +29,10 @@ _BUSY_RETRY_S: Final = 1.0
 
 
 class BatchLane(Struct):
-    """Times are monotonic. ``gap_s``: a weighted mean of the gaps between requests of other clients.
-    ``turn_at_s``: when a batch gets a turn; None: no batch waits.
+    """The recent requests of other clients, and the next turn of a batch. Times are monotonic.
+
+    ``gap_s``: a weighted mean of the gaps between requests of other clients. ``turn_at_s``: when a batch gets
+    a turn; None: no batch waits.
     """
 
     last_s: float = float("-inf")
@@ -39,18 +41,18 @@ class BatchLane(Struct):
     turn_at_s: float | None = None
 
     def arrived(self, now_s: float) -> None:
-        """Another client's request needs a model."""
+        """Note that another client's request needs a model."""
         gap_s = now_s - self.arrived_s
         if gap_s < MAX_QUIET_S:  # a longer one is the end of their work, and no gap in it
             self.gap_s = gap_s if not self.gap_s else self.gap_s + _GAP_WEIGHT * (gap_s - self.gap_s)
         self.arrived_s = self.last_s = now_s
 
     def ended(self, now_s: float) -> None:
-        """It is over."""
+        """Note that another client's request has finished."""
         self.last_s = now_s
 
     def opens_in_s(self, now_s: float, others: int) -> float:
-        """Until a batch may run; 0: now. ``others``: the requests of other clients in flight or waiting."""
+        """Return the time until a batch may run. ``others``: other clients' requests in flight or waiting."""
         quiet_s = min(max(GAPS * self.gap_s, MIN_QUIET_S), MAX_QUIET_S)
         if others:
             return max(quiet_s, _BUSY_RETRY_S)
@@ -59,7 +61,7 @@ class BatchLane(Struct):
     # --- turns
 
     def turn_in_s(self, now_s: float) -> float:
-        """A batch has to wait. Returns when it may have a turn; 0: now."""
+        """Note that a batch has to wait, and return the time until it may have a turn."""
         if self.turn_at_s is None:
             self.turn_at_s = now_s + TURN_AFTER_S
         return max(0.0, self.turn_at_s - now_s)
@@ -68,5 +70,5 @@ class BatchLane(Struct):
         self.turn_at_s = now_s + max(TURN_AFTER_S, took_s * (1 / TURN_SHARE - 1))
 
     def served(self) -> None:
-        """A batch runs without a turn: none waits."""
+        """Note that a batch runs without a turn, so no batch waits."""
         self.turn_at_s = None

@@ -28,7 +28,7 @@ _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-se
 
 
 class NodeLink(Struct, frozen=True):
-    """How the proxy speaks with another llamasup node (docs/fleet.md).
+    """The connection of the proxy to another llamasup node (docs/fleet.md).
 
     ``authority``: the value of Host. ``sender``: the id of this node, which marks a request as forwarded, so
     that the other node does not forward it again. ``tls``: None for http. ``suspect`` is called when a
@@ -159,7 +159,7 @@ class Endpoint:
 
     @property
     def server(self) -> str:
-        """What it is, in messages."""
+        """The name of the kind of server, for messages."""
         return "llama-server" if self.node is None else f"the node {self.node.name!r}"
 
     @property
@@ -193,7 +193,7 @@ class Endpoint:
         return sorted(leases, key=lambda lease: lease.since_s)
 
     def lease(self, *, infers: bool = False) -> Lease:
-        """A lease for one request; ``infers``: with a permit, free or not. The endpoint must be open."""
+        """Lease the open endpoint for one request; if it ``infers``, with a permit, free or not."""
         if self.closed:
             raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
         if infers:
@@ -205,7 +205,7 @@ class Endpoint:
         return lease
 
     def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
-        """``lease``, or BUSY if the request needs a permit and none is free."""
+        """Return a ``lease``, or BUSY if the request needs a permit and none is free."""
         return BUSY if infers and self.busy >= self.max_concurrent else self.lease(infers=infers)
 
     def count_answer(self, status: int, *, infers: bool) -> None:
@@ -231,7 +231,7 @@ class Endpoint:
             self.busy += _EXCLUSIVE if reserved else -_EXCLUSIVE
 
     def explain(self) -> None:
-        """One request has caused the end of the generation."""
+        """Note that one request has caused the end of the generation."""
         if self.on_explained is not None:
             self.on_explained()
 
@@ -277,7 +277,7 @@ class Endpoint:
         self._lease_ended(lease, 0.0)
 
     def _lease_ended(self, lease: Lease, now_s: float) -> None:
-        """``now_s``: the time, if it was read on the way here; else 0."""
+        """Note the end of a lease. ``now_s`` is the time, or 0 if the caller has not read the clock."""
         if lease not in self._leases:
             self._lingering.discard(lease)
             return
@@ -333,7 +333,7 @@ class Lease(Struct, eq=False):
         self.endpoint._lingers(self)
 
     def isolate(self, until_s: float) -> bool:
-        """Let no other request get a permit beside this one. False: not all permits are free for it."""
+        """Let no other request get a permit beside this one. Returns False if others hold permits."""
         endpoint = self.endpoint
         if not self.since_s or endpoint.busy != self.weight:
             return False
@@ -387,7 +387,7 @@ class Lease(Struct, eq=False):
 
 
 def permits_of(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
-    """The permits, and how many are free."""
+    """Count the permits, and the free ones."""
     slots = sum(endpoint.slots for endpoint in endpoints)
     return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)
 
@@ -404,7 +404,7 @@ def with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
 
 
 def next_readmission_s(state: Serving, now_s: float) -> float:
-    """When the next ejection ends, or the next lease shares its endpoint again; inf if there is neither."""
+    """Return when the next ejection ends, or the next lease shares its endpoint again; inf if none does."""
     endpoints = () if isinstance(state, Unavailable) else state
     ends = [e.ejected_until_s if e.trial is None else e.trial.alone_until_s for e in endpoints]
     return min((at_s for at_s in ends if at_s > now_s), default=float("inf"))

@@ -1,4 +1,4 @@
-"""What the queue tells a waiting request: its outcome, and its outlook until then. Names ``Lease`` only."""
+"""The messages of the queue to a waiting request: its outcome, and its outlook until then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class QueueListener(Protocol):
 
 
 class Outlook(Struct, frozen=True):
-    """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
+    """The expectation of a waiting request. ``position``: 1 for the next.
+
+    ``wait_s``: an estimate of the wait; None: not known.
 
     ``loads``: it waits for a generation, and not only for a permit. ``percent``: how much of it is loaded.
     ``eta_s``: when it will serve; None: not known.

@@ -40,7 +40,7 @@ MAX_REMEMBERED: Final = 1024
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:
-    """The priority of a request that asks for ``asked`` (default: normal) and may have ``best`` at most."""
+    """Return the priority of a request that asks for ``asked`` (default: normal), at most ``best``."""
     return max(Priority.NORMAL if asked is None else asked, best)
 
 
@@ -103,7 +103,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def __iter__(self) -> Iterator[T]:
-        """All items, in arbitrary order."""
+        """Iterate over all items, in arbitrary order."""
         for lines in self._lines.values():
             for line in lines.values():
                 yield from line.items
@@ -151,7 +151,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, item: T) -> None:
-        """Raises KeyError or ValueError if the item is not in the queue."""
+        """Remove an item. Raises KeyError or ValueError if it is not in the queue."""
         lines = self._lines[item.priority]
         line = lines[item.client]
         line.items.remove(item)
@@ -166,7 +166,10 @@ class FairQueue(Generic[T]):
                 self._passed[item.priority] = 0
 
     def position(self, item: T) -> int:
-        """1 for the next. Later items of other clients and lower classes may still go first."""
+        """The position of an item: 1 for the next.
+
+        Later items of other clients and lower classes may still go first.
+        """
         lines = self._lines[item.priority]
         own = lines[item.client]
         ahead = own.items.index(item)

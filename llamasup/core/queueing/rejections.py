@@ -1,4 +1,4 @@
-"""The rejections of a request queue: it is full, the model is busy, the wait timed out."""
+"""The rejections of a request queue: the queue is full, the model is busy, or the wait timed out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; 
 
 
 def no_room(state: Serving, waiting: int, *, may_wait: bool) -> Unavailable:
-    """Why a request may not wait: the queue is full with ``waiting`` requests, or no request may wait."""
+    """Refuse a request that may not wait: ``waiting`` requests fill the queue, or no request may wait."""
     if not isinstance(state, Unavailable):
         return _busy_queue_full(state, waiting)
     return load_queue_full(state, waiting) if may_wait else state
 
 
 def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
-    """The queue is full, and nothing serves."""
+    """Refuse a request because the queue is full and nothing serves."""
     others = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
     return replace(
         why,
@@ -44,7 +44,7 @@ def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> Unavailab
 
 
 def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
-    """A request reached its deadline. ``reachable``: an endpoint serves that is not ejected."""
+    """Refuse a request at its deadline. ``reachable``: an endpoint serves that is not ejected."""
     if isinstance(state, Unavailable):
         why = state
     elif not reachable:
@@ -68,7 +68,7 @@ def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: 
 
 
 def free_in_s(endpoints: tuple[Endpoint, ...], position: int) -> float:
-    """When the entry at ``position`` of the queue gets a permit; 0: not known."""
+    """Estimate when the entry at ``position`` of the queue gets a permit; 0: not known."""
     held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
     mean_s = sum(held_s) / len(held_s) if held_s else None
     max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)

@@ -1,4 +1,4 @@
-"""The queue of a model: requests wait for a generation that serves (S9, S10), or for a permit.
+"""The queue of a model: requests wait for a generation that serves, or for a permit.
 
 ``queue_order.py`` decides the order. The number of requests and their waits are bounded, and a client can
 leave at any time. Nothing here touches a connection: the listeners of the proxy do.
@@ -113,7 +113,9 @@ def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
 
 
 class RequestQueue:
-    """``get_serving`` returns the endpoints that serve (at least one), or why none does.
+    """The requests of one model that wait.
+
+    ``get_serving`` returns the endpoints that serve (at least one), or why none does.
 
     ``choose`` picks one of several endpoints that can take a request. ``prefer`` gets all that serve, if some
     of them are busy, and returns which entries suit a free one; None: all. ``on_wanted`` is called for each
@@ -184,7 +186,7 @@ class RequestQueue:
         return self._timeout_s > 0.0 and self._max_waiting > 0
 
     def set_limits(self, *, timeout_s: float, max_waiting: int, continues_streams: bool = False) -> None:
-        """Limits for new entries; waiting ones stay."""
+        """Set the limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self.continues_streams = continues_streams
@@ -264,7 +266,7 @@ class RequestQueue:
         return True
 
     def leave(self, entry: QueueEntry) -> None:
-        """The client has gone. May be repeated."""
+        """Remove the entry of a client that has left. May be repeated."""
         if entry.queue is not None and entry.queue is not self:
             entry.queue.leave(entry)
         elif entry.waits:
@@ -273,7 +275,7 @@ class RequestQueue:
             self.permit_freed()
 
     def outlook(self, entry: QueueEntry) -> Outlook:
-        """The position of a waiting entry, and its expected wait."""
+        """Return the position of a waiting entry, and its expected wait."""
         if entry.queue is not None and entry.queue is not self:
             return entry.queue.outlook(entry)
         state = self._get_serving()
@@ -284,15 +286,16 @@ class RequestQueue:
         return Outlook(position, free_in_s(state, position) or None, loads=False)
 
     def unqueueable_reason(self) -> Unavailable | None:
-        """Why no request may wait, because no generation will come; None if requests may wait."""
+        """Say why no generation will come, so that no request may wait. None: requests may wait."""
         if self._successor is not None:
             return self._successor.unqueueable_reason()
         state = self._get_serving()
         return state if isinstance(state, Unavailable) and not state.queueable else None
 
     def transfer_to(self, successor: RequestQueue) -> None:
-        """Move all entries, with their deadlines and past any limit, to the queue of the model that replaces
-        this one. Later calls go there, too.
+        """Move all entries, past any limit, to the queue of the model that replaces this one.
+
+        They keep their deadlines. Later calls go to that queue as well.
         """
         self._successor = successor
         self.move_to(successor)
@@ -319,7 +322,7 @@ class RequestQueue:
 
     # --- for the processes of the model
     def changed(self) -> None:
-        """``get_serving`` has a new answer: serve, reject or keep the entries."""
+        """Serve, reject or keep the entries after ``get_serving`` has a new answer."""
         if not len(self):
             return
         now_s = self._clock()

@@ -18,7 +18,7 @@ class Reservation:
         return f"<Reservation of {self.endpoint!r}>"
 
     def place(self, eligible: tuple[Endpoint, ...]) -> Endpoint | None:
-        """The idle endpoint for the next suspect; None: one is reserved, or another suspect runs."""
+        """Find the idle endpoint for the next suspect. None: one is reserved, or another suspect runs."""
         index = place_for([None if each.trial is not None else each.taken for each in eligible])
         endpoint = None if index is None else eligible[index]
         if endpoint is None or endpoint.taken:
@@ -28,7 +28,7 @@ class Reservation:
         return endpoint
 
     def end(self) -> None:
-        """No suspect waits any more."""
+        """End the reservation: no suspect waits any more."""
         self._move_to(None)
 
     def _move_to(self, endpoint: Endpoint | None) -> None:

@@ -1,4 +1,4 @@
-"""How busy the servers of a model are: what a choice between models, or between nodes, has to know."""
+"""The load of a model's servers, for a choice between models or between nodes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from msgspec import Struct
 
 
 class ServedLoad(Struct, frozen=True):
-    """``slots``: permits of the servers that serve now, 0: no server does. ``free``: how many are free.
-    ``waiting``: requests in its queue. ``loads``: a server is being loaded; ``eta_s``: until it serves (None:
-    not known). ``can_serve``: a request gets a permit, or may wait there.
+    """The load of one model's servers.
+
+    ``slots``: the permits of the servers that serve now; 0: no server serves. ``free``: the free permits.
+    ``waiting``: the requests in its queue. ``loads``: a server is being loaded. ``eta_s``: the time until it
+    serves; None: not known. ``can_serve``: a request gets a permit, or may wait for one.
     """
 
     slots: int = 0

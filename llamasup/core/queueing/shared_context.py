@@ -1,4 +1,4 @@
-"""How many permits a request takes where all slots of a server share one context (pure).
+"""Computes the permits of a request on a server whose slots share one context (pure).
 
 If the running requests fill the context together, llama-server ends all of them (b11434). So a long request
 takes the permits of several slots, as far as its length can be told from bytes.
@@ -19,13 +19,15 @@ _MEDIA: Final = b";base64,"
 
 
 def prompt_tokens(body: bytes) -> int:
-    """About how many tokens the prompt in this ``body`` has."""
+    """Estimate the tokens of the prompt in this ``body``."""
     return 0 if _MEDIA in body else len(body) // _BODY_BYTES
 
 
 def permits_for(prompt: int, answer_bytes: int, share: int) -> int:
-    """The permits of a request whose prompt has so many tokens. ``answer_bytes``: of its streamed answer,
-    until now. ``share``: the tokens of the context for each slot.
+    """Compute the permits of a request whose prompt has ``prompt`` tokens.
+
+    ``answer_bytes``: the size of its streamed answer so far. ``share``: the tokens of the context for each
+    slot.
     """
     needed = prompt + max(share // _ANSWER_SHARE, answer_bytes // _EVENT_BYTES)
     return max(1, -(-needed // share))

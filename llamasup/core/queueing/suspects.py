@@ -1,4 +1,4 @@
-"""Which requests may have ended their llama-server, and what happens to them (pure).
+"""Decides which requests may have ended their llama-server, and what happens to them (pure).
 
 When a server ends, each request in flight is a suspect. Suspects are sent again one at a time, and nothing
 else runs beside a suspect. So a request that ends a second server, alone, is the cause, and is refused.
@@ -35,7 +35,7 @@ _POISON: Final = Unavailable(
 
 
 class Next(Enum):
-    """What happens to a request after the end of a server that was working on it."""
+    """The fate of a request after the end of a server that was working on it."""
 
     ALONE = "it is sent again, alone"
     REFUSED = "it is refused, because it ends servers"
@@ -43,8 +43,10 @@ class Next(Enum):
 
 
 def next_step(ends: int, *, alone: bool) -> Next:
-    """``ends``: in how many ends it was in flight, with this one. ``alone``: it was sent as a suspect, and
-    nothing ran beside it.
+    """Decide what happens to a request after an end.
+
+    ``ends``: the number of ends in which it was in flight, including this one. ``alone``: it was sent as a
+    suspect, and nothing ran beside it.
     """
     if alone and ends > 1:
         return Next.REFUSED
@@ -52,14 +54,16 @@ def next_step(ends: int, *, alone: bool) -> Next:
 
 
 def alone_s(ends: int, ran_s: float) -> float:
-    """How long a suspect is alone: after one end, twice as long as it ran until then (``ran_s``), because it
-    would have ended this server by then. So a long answer does not keep all others waiting.
+    """Return how long a suspect stays alone, so that a long answer does not keep all others waiting.
+
+    After one end it is twice as long as the suspect ran before (``ran_s``): it would have ended this server
+    by then.
     """
     return float("inf") if ends > 1 else max(MIN_ALONE_S, 2 * ran_s)
 
 
 def place_for(taken: Sequence[int | None]) -> int | None:
-    """The index of the server for the next suspect: an idle one, else the one that is kept free for it.
+    """Choose the server (its index) for the next suspect: an idle one, else the one to keep free for it.
 
     ``taken``: the permits of each server that are taken; None: a suspect runs there. Returns None if the next
     suspect waits for that one.
@@ -70,8 +74,10 @@ def place_for(taken: Sequence[int | None]) -> int | None:
 
 
 class Suspicion(Struct, frozen=True):
-    """A body that was in flight when a server ended. ``refusal``: its requests end servers. ``ends``: the
-    ends before, as functions that report such an end as explained.
+    """A body that was in flight when a server ended.
+
+    ``refusal`` is set if its requests end servers. ``ends`` are the earlier ends, as functions that report
+    such an end as explained.
     """
 
     until_s: float
@@ -80,7 +86,7 @@ class Suspicion(Struct, frozen=True):
 
 
 class Suspects:
-    """The bodies that ended a server, and those that may have, for ``KEPT_S``. Times are monotonic.
+    """The bodies that ended a server, or may have ended one, for ``KEPT_S``. Times are monotonic.
 
     ``known`` has a keyed hash of each body, and not the body. ``key`` is the secret of this process.
     """
@@ -100,7 +106,7 @@ class Suspects:
         return hashed.digest()
 
     def find(self, fingerprint: bytes, now_s: float) -> Suspicion | None:
-        """What is known of a body, after everything is forgotten that is too old."""
+        """Forget everything that is too old, then find the suspicion against a body."""
         while self.known:
             oldest = next(iter(self.known))
             if self.known[oldest].until_s > now_s:
@@ -109,21 +115,21 @@ class Suspects:
         return self.known.get(fingerprint)
 
     def suspect(self, fingerprint: bytes, now_s: float, end: Callable[[], None]) -> None:
-        """A request with this body was in flight at an ``end``, and is not sent again by llamasup itself."""
+        """Suspect a body that was in flight at an ``end``, and that llamasup does not send again itself."""
         known = self.known.get(fingerprint)
         if known is None or known.refusal is None:
             ends = (end,) if known is None else (*known.ends, end)[-MAX_ENDS:]
             self._keep(fingerprint, Suspicion(now_s + KEPT_S, ends=ends))
 
     def refuse(self, fingerprint: bytes, now_s: float, why: Unavailable) -> Unavailable:
-        """Refuse requests with this body from now on; returns their refusal. ``why``: the last end."""
+        """Refuse requests with this body from now on; returns their refusal. ``why`` is the last end."""
         message = f"{_POISON.message}: {why.message}"
         refusal = Unavailable(_POISON.status, message, cause=_POISON.cause, remedy=_POISON.remedy)
         self._keep(fingerprint, Suspicion(now_s + KEPT_S, refusal))
         return refusal
 
     def clear(self, fingerprint: bytes) -> None:
-        """A request with this body was answered."""
+        """Forget a body whose request was answered."""
         self.known.pop(fingerprint, None)
 
     def _keep(self, fingerprint: bytes, suspicion: Suspicion) -> None:

@@ -1,4 +1,4 @@
-"""Why a request cannot be served now, in the words that its client gets."""
+"""The reasons why a request cannot be served now, in the words that its client gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamasup.core.queueing.wait_estimate import eta_text
 
 @final
 class Unavailable(Struct, frozen=True):
-    """Why a request cannot be served now, with the fields of llama-server's error object.
+    """The reason why a request cannot be served now, with the fields of llama-server's error object.
 
     ``queueable``: a generation that serves will come, so a request may queue. ``absent``: no server has the
     model, and none is starting. ``percent``: how much of the model is loaded; ``eta_s``: until it serves, or
@@ -33,11 +33,11 @@ class Unavailable(Struct, frozen=True):
 
     @classmethod
     def because(cls, error: HttpError) -> Self:
-        """A refusal that no wait changes."""
+        """Make a refusal that no wait changes."""
         return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
 
     def as_error(self) -> HttpError:
-        """The error that the proxy sends. During a load, its message also says how far the load is."""
+        """Make the error that the proxy sends. During a load, its message also says how far the load is."""
         error = self.as_health()
         if self.percent is None or self.eta_s is None:
             return error
@@ -46,7 +46,7 @@ class Unavailable(Struct, frozen=True):
         )
 
     def as_health(self) -> HttpError:
-        """The error for a health check, with the message of llama-server itself."""
+        """Make the error for a health check, with the message of llama-server itself."""
         return HttpError(
             self.status,
             self.message,
@@ -59,7 +59,10 @@ class Unavailable(Struct, frozen=True):
         )
 
     def as_state(self) -> HttpError:
-        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
+        """Make the error without its reason, for clients without a key.
+
+        The reason may be a diagnosis that quotes the server's log.
+        """
         message = self.message if self.message == "Loading model" else "The server is not ready"
         return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
 
@@ -69,5 +72,5 @@ BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="b
 
 
 def generation_ended(message: str, cause: str = "generation_ended", remedy: str = "") -> Unavailable:
-    """Why the requests of a generation end with it."""
+    """Make the reason for requests that end together with their generation."""
     return Unavailable(503, message, cause=cause, remedy=remedy, retry_after_s=1.0)

@@ -1,4 +1,4 @@
-"""Estimates of waits, from the past times of permits and loads, and their texts (pure).
+"""Estimates waits from the past times of permits and loads, and writes them as text (pure).
 
 All times are in seconds.
 """
@@ -13,12 +13,12 @@ LONGEST_S: Final = 600.0  # a longer estimate is no better than a guess
 
 
 def smoothed(mean_s: float | None, seen_s: float, weight: float) -> float:
-    """The exponentially weighted mean after one more value; None before the first."""
+    """Return the exponentially weighted mean after one more value. ``mean_s`` is None before the first."""
     return seen_s if mean_s is None else mean_s + (seen_s - mean_s) * weight
 
 
 def until_served_s(position: int, max_concurrent: int, held_s: float | None) -> float:
-    """When the entry at ``position`` gets one of ``max_concurrent`` permits, none of which is free.
+    """Estimate when the entry at ``position`` gets one of ``max_concurrent`` permits, none of which is free.
 
     ``held_s``: how long a request holds a permit, times the number of its permits; None: not known, and the
     estimate is 0.
@@ -27,24 +27,24 @@ def until_served_s(position: int, max_concurrent: int, held_s: float | None) -> 
 
 
 def until_loaded_s(load_s: float | None, elapsed_s: float) -> float:
-    """The rest of a load that takes ``load_s`` (None: not known)."""
+    """Estimate the rest of a load that takes ``load_s`` (None: not known)."""
     return 0.0 if load_s is None else max(0.0, load_s - elapsed_s)
 
 
 def retry_after_s(wait_s: float) -> float:
-    """A Retry-After of at least one second: the client has just been refused."""
+    """Compute a Retry-After of at least one second: the client has just been refused."""
     return min(max(wait_s, 1.0), LONGEST_S)
 
 
 def progress_text(percent: float | None, eta_s: float | None, *, after: str = " left") -> str:
-    """``43 %, 12 s left``; empty if nothing is known."""
+    """Write ``43 %, 12 s left``; empty if nothing is known."""
     share = "" if percent is None else f"{percent:.0f} %"
     left = "" if eta_s is None else f"{eta_text(eta_s)}{after}"
     return ", ".join(filter(None, (share, left)))
 
 
 def eta_text(eta_s: float) -> str:
-    """``12 s``, ``2 min 5 s``: an estimate has no tenths."""
+    """Write ``12 s`` or ``2 min 5 s``: an estimate has no tenths."""
     seconds = max(1, round(eta_s))
     minutes, rest = divmod(seconds, 60)
     if not minutes:

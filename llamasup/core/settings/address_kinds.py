@@ -80,7 +80,7 @@ class Origin(ValueKind, frozen=True):
 
 
 class MediaHost(ValueKind, frozen=True):
-    """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
+    """A host of media. ``true`` is every host; ``false`` is none, as an empty string that is dropped."""
 
     allowed: ClassVar[str] = "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
     names: ClassVar[Names] = "host"
@@ -133,7 +133,7 @@ class RpcWorker(ValueKind, frozen=True):
 
 
 def worker_identity(text: str) -> object:
-    """Equal for two valid addresses of one RPC worker."""
+    """Return a key that is equal for two valid addresses of one RPC worker."""
     from llamasup.core.http.rpc_address import parse_worker
 
     return parse_worker(text).identity

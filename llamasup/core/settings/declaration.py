@@ -37,7 +37,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting.
+    """The declaration of one setting.
 
     ``default``: the value that applies if none is set, or a text that describes it; None if it is the default
     of the field. ``flag``: its option; None: it has none. ``of_name``: it belongs to the model's name, not to
@@ -54,7 +54,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def outside(self) -> Names:
-        """What a value names outside of llamasup."""
+        """The thing outside of llamasup that a value names."""
         return self.names or self.kind.names
 
 
@@ -68,7 +68,7 @@ class SettingGroup(msgspec.Struct, frozen=True, kw_only=True, rename=_yaml_key):
 
 @cache
 def settings_of(group: type[msgspec.Struct]) -> Mapping[str, tuple[str, Setting]]:
-    """The YAML keys of a group: the field and the declaration of each."""
+    """List the YAML keys of a group, with the field and the declaration of each."""
     hints = get_type_hints(group, include_extras=True)
     return {
         field.encode_name: (field.name, setting)
@@ -79,7 +79,7 @@ def settings_of(group: type[msgspec.Struct]) -> Mapping[str, tuple[str, Setting]
 
 
 def default_text(value: object) -> str:
-    """A default in the notation of a config; a text describes itself."""
+    """Write a default in the notation of a config; a text describes itself."""
     match value:
         case str():
             return value

@@ -50,7 +50,7 @@ class ScalarKind(Protocol):
     def names(self) -> Names: ...
 
     def parse(self, text: str) -> Any:
-        """Raises InvalidValue."""
+        """Parse a raw text. Raises InvalidValue."""
         ...
 
     def schema(self) -> Mapping[str, Any]: ...
@@ -325,7 +325,7 @@ class Many(msgspec.Struct, frozen=True):
     identity: Callable[[Any], object] | None = None
 
     def duplicates(self, values: Sequence[Any]) -> list[int]:
-        """The positions of the values that repeat an earlier one."""
+        """List the positions of the values that repeat an earlier one."""
         if self.identity is None:
             return []
         first: dict[object, int] = {}

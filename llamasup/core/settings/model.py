@@ -331,7 +331,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
         return tuple(path for path in named if path is not None and os.path.isabs(path))  # noqa: PTH117
 
     def over(self, base: "ModelSettings") -> Self:
-        """These settings, with those of ``base`` where they are not set."""
+        """Fill the settings that are not set from ``base``."""
         unset = [field for field in ModelSettings.__struct_fields__ if getattr(self, field) is None]
         return structs.replace(self, **{field: getattr(base, field) for field in unset})
 
@@ -361,7 +361,7 @@ class ModelEntry(ModelSettings, frozen=True, kw_only=True):
 
     @property
     def options(self) -> ModelSettings:
-        """Its settings alone."""
+        """Only the settings of the model, without its name and its file."""
         return ModelSettings(**{field: getattr(self, field) for field in ModelSettings.__struct_fields__})
 
 

@@ -18,7 +18,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")  # llama_split_path of llama.cpp
 
 
 def why_not_a_name(name: str) -> str:
-    """Why a name is invalid (X10); empty if it is valid."""
+    """Say why a name is invalid. Empty: it is valid."""
     if not name:
         return "is empty"
     if len(name) > MAX_LETTERS:
@@ -33,7 +33,7 @@ def why_not_a_name(name: str) -> str:
 
 
 def why_not_an_alias(name: str) -> str:
-    """Why a further name is invalid; empty if it is valid. It names no file, so it may have any letters."""
+    """Say why a further name is invalid. Empty: it is valid. It names no file, so it may have any letters."""
     if is_pattern(name):
         return "is a pattern, not a name"
     if not name or len(name) > MAX_LETTERS:
@@ -48,14 +48,14 @@ def is_pattern(name: str) -> bool:
 
 
 class Names(msgspec.Struct, frozen=True):
-    """``name`` is the one in answers; ``aliases`` are other names of the same model."""
+    """The names of one model: its ``name`` in answers, and its ``aliases``."""
 
     name: str
     aliases: tuple[str, ...] = ()
 
 
 def names_of(model_path: str, alias: str | None) -> Names:
-    """From ``--alias``, with commas between several names; else the file's name without its part number.
+    """Read the names of ``--alias``, separated by commas; else use the file's name without part number.
 
     Raises UsageInvalid for an empty name.
     """

@@ -19,7 +19,7 @@ ANSWER_LENGTHS: Final = ("max_tokens", "n_predict", "max_completion_tokens", "ma
 
 
 def names_of(parameter: str) -> tuple[str, ...]:
-    """All names of the parameter; the first of them stands for it."""
+    """Return all names of the parameter. The first name stands for the parameter."""
     return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
 
 
@@ -129,7 +129,7 @@ class ParameterName(ValueKind, frozen=True):
 
 
 def check_parameter(name: str, value: Any) -> None:
-    """Raises InvalidValue if llama-server would refuse or ignore this value."""
+    """Check a value. Raises InvalidValue if llama-server would refuse or ignore it."""
     kind = _KNOWN.get(name)
     if not kind:
         return
@@ -139,7 +139,7 @@ def check_parameter(name: str, value: Any) -> None:
 
 
 def plain_value(text: str) -> Any:
-    """The value of a text without quotes: a number, a switch, null, or else the text itself.
+    """Read the value of a text without quotes: a number, a switch, null, or else the text itself.
 
     Raises InvalidValue for a number that is too large.
     """

@@ -1,4 +1,4 @@
-"""What llamasup repairs for a model (the setting ``repair``)."""
+"""The repairs of a model's requests and answers (the setting ``repair``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from msgspec import Struct
 
 
 class Repairs(Struct, frozen=True):
-    """``tool_calls``: those of a conversation, and an answer that llama-server refuses because it could not
+    """The repairs that are switched on for a model.
+
+    ``tool_calls``: tool calls of a conversation, and an answer that llama-server refuses because it could not
     parse it. ``json``: an answer that does not match the JSON schema of its request.
     """
 
@@ -31,5 +33,5 @@ _BY_SETTING: Final[Mapping[str | None, Repairs]] = MappingProxyType(
 
 
 def repairs_of(setting: str | None) -> Repairs:
-    """None: not set. ``NO_REPAIRS`` itself if nothing is repaired."""
+    """Read the setting. None: it is not set. Returns ``NO_REPAIRS`` itself if nothing is repaired."""
     return _BY_SETTING[setting]

@@ -29,12 +29,12 @@ class Size(msgspec.Struct, frozen=True):
     percent: float | None = None
 
     def of(self, total_bytes: int) -> int:
-        """In bytes, at most ``total_bytes``."""
+        """The size in bytes, at most ``total_bytes``."""
         wanted = total_bytes * (self.percent or 0) / 100 if self.bytes is None else self.bytes
         return min(int(wanted), total_bytes)
 
     def __str__(self) -> str:
-        """In the notation of a config."""
+        """Write the size in the notation of a config."""
         if self.bytes is None:
             return f"{self.percent:g}%"
         exact = ((unit, factor) for unit, factor in reversed(_BYTES.items()) if not self.bytes % factor)
@@ -43,7 +43,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds; a bare number is seconds. None: not a time."""
+    """Read a time in seconds. A bare number is seconds. None: the text is not a time."""
     if re.fullmatch(_NUMBER, text, re.ASCII):
         seconds = float(text)
     else:
@@ -59,7 +59,7 @@ def read_duration(text: str) -> float | None:
 
 
 def duration_text(seconds: float) -> str:
-    """In the notation of a config: ``1h30m``, ``0.5s``."""
+    """Write a time in the notation of a config: ``1h30m``, ``0.5s``."""
     if seconds == float("inf"):
         return "never"
     parts: list[str] = []
@@ -72,7 +72,7 @@ def duration_text(seconds: float) -> str:
 
 
 def read_size(text: str) -> tuple[Size | None, str]:
-    """The size, or the reason why the text is not one ("": it does not look like a size)."""
+    """Read a size, or return the reason why the text is not one ("": it does not look like a size)."""
     parts = re.fullmatch(_SIZE, text, re.ASCII)
     if parts is None:
         return None, ""

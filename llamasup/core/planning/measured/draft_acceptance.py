@@ -1,4 +1,4 @@
-"""How many of the tokens that a draft proposed were accepted on this machine (pure).
+"""Counts how many of the tokens that a draft proposed were accepted on this machine (pure).
 
 llama-server logs the counts of each request. ``planning/measured/load_history.py`` keeps their sums.
 """
@@ -20,7 +20,7 @@ _LOW = 0.35
 
 
 class DraftCounts(Struct, frozen=True):
-    """``draft``: the path of the draft model, or the type of drafting of a model that drafts for itself."""
+    """The counts of one ``draft``: a path, or the type of drafting of a model that drafts for itself."""
 
     runtime: str
     draft: str
@@ -40,7 +40,7 @@ def add_counts(records: Sequence[DraftCounts], new: DraftCounts) -> tuple[DraftC
 
 
 def counts_for(records: Sequence[DraftCounts], runtime: str, draft: str) -> DraftCounts | None:
-    """What is known about this draft; None: nothing."""
+    """Find the counts of this draft. None: it has none."""
     return next((one for one in records if (one.runtime, one.draft) == (runtime, draft)), None)
 
 
@@ -50,7 +50,7 @@ def is_low(proposed: int, accepted: int) -> bool:
 
 
 def acceptance(proposed: int, accepted: int) -> str:
-    """What the counts say, for users."""
+    """Describe the counts for users."""
     share = f"{accepted / proposed:.0%} of {proposed:,} tokens that the draft proposed were accepted"
     if not is_low(proposed, accepted):
         return share

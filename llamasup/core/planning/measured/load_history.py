@@ -119,7 +119,7 @@ def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
 
 
 def correction_for(history: LoadHistory, runtime: str, key: str) -> Correction:
-    """How to correct the estimate of the plan ``key``.
+    """Return the correction of the estimate of the plan ``key``.
 
     A measurement of the same plan replaces the estimate. A measurement of another plan of this model only
     raises estimates that were too low, because the ratio differs from shape to shape.

@@ -1,4 +1,4 @@
-"""How long the stages of earlier loads of a model file took, to estimate the end of the next one (pure).
+"""Estimates the end of a load from the times of the stages of earlier loads (pure).
 
 A load has four stages, in this order: llama-server *begins*, reads the *weights*, fills the *memory* of its
 context, and makes its *warm-up*, up to the token that llamasup asks for.
@@ -22,9 +22,11 @@ _SHORTEST_S = 0.01
 
 
 class LoadTimes(Struct, frozen=True):
-    """The stages of one load. ``key``: of the plan. ``memory_bytes``: by how much the anonymous memory of the
-    process grew while the context was allocated. ``warm_up_cpu_s``: 0.0: not known. ``cpu_bytes``: the
-    weights with which the CPU computed; older records have 0.
+    """The times of the stages of one load of the plan ``key``.
+
+    ``memory_bytes``: the growth of the process's anonymous memory while the context was allocated.
+    ``warm_up_cpu_s``: 0.0 if it is not known. ``cpu_bytes``: the weights with which the CPU computed; older
+    records have 0.
     """
 
     runtime: str
@@ -48,7 +50,7 @@ class LoadTimes(Struct, frozen=True):
 
 
 class LoadFacts(Struct, frozen=True):
-    """What is known before a load. 0 and None: not known.
+    """The facts that are known before a load. 0 and None: not known.
 
     ``cpu_bytes``: the weights with which the CPU computes. ``device_bytes``: the weights that are copied to
     the memory of devices. ``memory_bytes``: the estimated host memory of the context, which llama-server
@@ -77,7 +79,7 @@ def add_times(records: Sequence[LoadTimes], times: LoadTimes) -> tuple[LoadTimes
 
 
 def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes | None:
-    """The expected times of a load with the plan ``key``; None without a load by this ``runtime``.
+    """Estimate the times of a load with the plan ``key``; None without a load by this ``runtime``.
 
     Loads of the same plan count, or else those of other plans. The weights take as long as last time, because
     the last load has changed the page cache. The warm-up takes as long as the fastest one: it computes the
@@ -106,11 +108,11 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
 
 
 def times_of_others(records: Sequence[LoadTimes], runtime: str, facts: LoadFacts) -> LoadTimes | None:
-    """The expected times of a file that was never loaded, from loads of other files on this machine; None
-    without a load by this ``runtime`` of a file of similar size.
+    """Estimate the times of a file that was never loaded, from loads of other files on this machine.
 
-    The stages take as long for each byte; the median counts, and of the weights the slowest load, because
-    nothing is known about the page cache: the remaining time shall rather fall than grow.
+    Returns None if this ``runtime`` has loaded no file of similar size. A stage takes the median time for
+    each byte. The weights take as long as in the slowest load, because nothing is known about the page
+    cache, and the remaining time should rather fall than grow.
     """
     size = facts.weights_bytes
     found = [
@@ -145,7 +147,7 @@ def times_of_others(records: Sequence[LoadTimes], runtime: str, facts: LoadFacts
 
 
 def is_possible(times: LoadTimes) -> bool:
-    """False for a record from a damaged file."""
+    """Whether the record is plausible: a file on disk can be damaged."""
     stages = (times.begin_s, times.weights_s, times.memory_s, times.warm_up_s, times.warm_up_cpu_s)
     are_times = all(math.isfinite(stage_s) and 0.0 <= stage_s <= _LONGEST_S for stage_s in stages)
     return are_times and min(times.weights_bytes, times.memory_bytes, times.cpu_bytes) >= 0

@@ -28,14 +28,14 @@ _FLAG = re.compile(r"--?[a-z][a-z0-9-]{0,63}")
 
 
 class Changes(Struct, frozen=True):
-    """What differs from the plan: flags of llama-server (with None as the value of a switch), variables."""
+    """Changes of a plan: flags of llama-server (with None as the value of a switch) and variables."""
 
     flags: tuple[tuple[str, str | None], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The flags as on a command line."""
+        """The flags as written on a command line."""
         return tuple(word for pair in self.flags for word in pair if word is not None)
 
     @property
@@ -127,7 +127,7 @@ def result_for(kept: KeptResults, conditions: Conditions) -> Kept | None:
 
 
 def why_not(result: Kept, now: Conditions) -> str:
-    """Why ``result`` does not apply under the conditions of now; empty if it does."""
+    """Say why ``result`` does not apply under the current conditions. Empty: it applies."""
     measured = result.conditions
     for is_same, why in (
         (measured.runtime == now.runtime, "it was measured with another build of llama-server"),
@@ -175,7 +175,7 @@ _OF_DEFAULT = frozenset(
 
 
 def asked_key(settings: Settings, environ: Mapping[str, str]) -> str:
-    """The user's own settings that a measurement depends on."""
+    """Digest the user's own settings that a measurement depends on."""
     asked = [getattr(settings, name) for name in _ASKED]
     if settings.rpc:  # results of models without workers keep their key
         asked.append(settings.rpc)
@@ -183,12 +183,12 @@ def asked_key(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def files_key(files: Iterable[object]) -> str:
-    """``files``: the states of the draft, the projector and the adapters."""
+    """Digest the states of the draft, the projector and the adapters."""
     return _digest(repr(tuple(files)))
 
 
 def defaults_key(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """What of the plan without a result decides its speed."""
+    """Digest the parts of the plan without a result that decide its speed."""
     flags = [words for words in zip(argv, (*argv, "")[1:], strict=True) if words[0] in _OF_DEFAULT]
     variables = sorted(item for item in env.items() if item[0] in _VARIABLES)
     return _digest(repr((flags, variables)))
@@ -202,7 +202,7 @@ def environment_of_threads(environ: Mapping[str, str]) -> tuple[tuple[str, str],
 
 
 def machine_key(machine: Hardware, devices: tuple[Device, ...], *, cpu: str) -> str:
-    """What of the machine decides speeds. ``cpu``: the name of the processor."""
+    """Digest the parts of the machine that decide speeds. ``cpu`` is the name of the processor."""
     named = [(device.name, device.description) for device in devices]
     cpus = (cpu, machine.cpus_allowed, machine.physical_cores, machine.cpu_quota, machine.cpu_sharers)
     return _digest(repr((machine.platform, cpus, machine.numa_nodes, named)))

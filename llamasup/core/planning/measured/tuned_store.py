@@ -40,7 +40,7 @@ def tuning_folder() -> Path:
 
 
 def cpu_name() -> str:
-    """The name of the processor; empty if the system does not say."""
+    """The name of the processor; empty if the system does not report it."""
     return native.cpu_name()
 
 

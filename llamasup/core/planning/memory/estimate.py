@@ -90,7 +90,7 @@ class MemoryEstimate(Struct, frozen=True):
 
     @property
     def weights_bytes(self) -> int:
-        """Of the model, its draft model and its projector."""
+        """The weights of the model, its draft model and its projector."""
         return self._of("weights")
 
     @property
@@ -142,7 +142,7 @@ class MemoryEstimate(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits; true if the free memory is unknown."""
+        """Whether the plan fits. It is true if the free memory is unknown."""
         return not self.free.known or not (self.lacks_host or self.lacks_device)
 
     @property
@@ -165,7 +165,10 @@ class MemoryEstimate(Struct, frozen=True):
         return replace(self, parts=(*self.parts, Part("context checkpoints", "checkpoints", size_bytes)))
 
     def with_prompt_cache(self, size_bytes: int) -> MemoryEstimate:
-        """With a prompt cache of this size. Below 0 is llama-server's "no limit", which is not counted."""
+        """Add a prompt cache of this size.
+
+        A negative size is llama-server's "no limit", which is not counted.
+        """
         if size_bytes <= 0:
             return self
         return replace(self, parts=(*self.parts, Part("prompt cache", "prompt cache", size_bytes)))
@@ -200,7 +203,7 @@ def estimate(
     projector_on_device: bool = True,
     correction: Correction = ESTIMATED,
 ) -> MemoryEstimate:
-    """The memory that loading ``target`` takes on host and devices, with its draft model and projector.
+    """Estimate the memory that ``target`` takes on host and devices, with its draft model and projector.
 
     ``runtime_bytes`` is the memory of the process without a model.
     """
@@ -273,7 +276,7 @@ def _on_device(model: ModelFacts, kv: tuple[int, ...], layers: int) -> _OnDevice
 
 
 def _most_layers(model: ModelFacts, kv: tuple[int, ...], compute: int, device_left: int) -> int:
-    """As many layers as the devices hold, as --fit chooses them."""
+    """Count the layers that the devices hold, as --fit chooses them."""
     for layers in range(model.layers + 1, 0, -1):
         if sum(_on_device(model, kv, layers)) + compute <= device_left:
             return layers

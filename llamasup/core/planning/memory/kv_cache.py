@@ -64,11 +64,11 @@ class ContextShape(Struct, frozen=True):
 
     @property
     def cells_per_stream(self) -> int:
-        """1,000 tokens over 3 slots are 512 cells each [run]."""
+        """The cells of each stream, rounded up: 1,000 tokens over 3 slots are 512 cells each [run]."""
         return _padded(_padded(self.ctx_total) // self.streams)
 
     def cells_in_window(self, window: int) -> int:
-        """Cells of a sliding layer: the windows of the sequences in the pool, and one micro-batch [run]."""
+        """The cells of a sliding layer: the windows of the pool's sequences, and one micro-batch [run]."""
         if self.swa_full:
             return self.cells_per_stream
         sequences = self.parallel if self.unified else 1
@@ -109,8 +109,10 @@ def kv_bytes_per_layer(model: ModelFacts, shape: ContextShape) -> tuple[int, ...
 
 
 def checkpoint_bytes(model: ModelFacts, shape: ContextShape) -> int:
-    """One context checkpoint of each slot, at most: its recurrent state and its sliding window. If the model
-    drafts with its MTP layers, also their keys and values of all tokens, with the tokens' positions.
+    """The most bytes of one context checkpoint of each slot: its recurrent state and its sliding window.
+
+    If the model drafts with its MTP layers, the checkpoint includes their keys and values of all tokens, with
+    the tokens' positions.
     """
     layers = _layers(model)
     states = sum(layer.recurs for layer in layers) * (
@@ -163,7 +165,7 @@ def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
 
 
 def _attention_bytes(model: ModelFacts, shape: ContextShape, tokens: int) -> tuple[int, int]:
-    """For each token: bytes of all masks, and of one layer's scores (none with flash attention)."""
+    """The bytes of all masks for each token, and of one layer's scores (none with flash attention)."""
     layers = [layer for layer in _layers(model) if layer.cached]
     window = model.sliding_window if any(layer.slides for layer in layers) else None
     # Without a KV cache, attention covers the micro-batch, and recurrence needs no cells.

@@ -19,9 +19,10 @@ RAM = "ram"
 
 
 class MemoryBudget(Struct, frozen=True):
-    """The memory that one process of a model may take. ``alone``: as if no other model were loaded, to find
-    out what the model needs. ``replicas``: the number of processes of the model; if ``devices`` are named,
-    each process runs on one of them in turn.
+    """The memory that one process of a model may take.
+
+    ``alone`` is the memory if no other model were loaded, which shows what the model needs. ``replicas`` is
+    the number of processes of the model. If ``devices`` are named, each process runs on one of them in turn.
     """
 
     limits: Mapping[str, int]
@@ -30,7 +31,7 @@ class MemoryBudget(Struct, frozen=True):
     devices: Sequence[str] = ()
 
     def of_host(self, machine: Hardware) -> Hardware:
-        """``machine`` with the free memory that this process may use."""
+        """Return ``machine`` with the free memory that this process may use."""
         available_bytes = self._allowed(RAM, machine.memory_available_bytes)
         return replace(machine, memory_available_bytes=available_bytes, cpu_sharers=self.replicas)
 
@@ -57,7 +58,7 @@ def budget_of(
     ram: Callable[[int], int] | None = None,
     vram: Callable[[int], int] | None = None,
 ) -> dict[str, int]:
-    """The memory for all models. ``ram`` and ``vram`` compute it from a total; None: the free memory."""
+    """Compute the memory for all models. ``ram`` and ``vram`` take it from a total; None: the free memory."""
     own = {
         device.name: device.free_bytes if vram is None else vram(device.total_bytes)
         for device in devices
@@ -88,7 +89,7 @@ def needs_of(memory: MemoryEstimate, devices: Sequence[Device]) -> dict[str, int
 
 
 def remaining(budget: Mapping[str, int], taken: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The rest of ``budget`` after the needs in ``taken``, at least 0 for each memory."""
+    """Return the rest of ``budget`` after the needs in ``taken``, at least 0 for each memory."""
     rest = dict(budget)
     for needs in taken:
         for memory, size_bytes in needs.items():
