@@ -18,8 +18,8 @@ from starlette.requests import Request as AsgiRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamasup.core.auth.key_limits import Keys
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.heads import Head, HttpError, Priority, error_body, error_lines, pairs_of, read_head
 from llamasup.core.http.requested_model import named_in_path
 from llamasup.core.http.routes import CONTROL
@@ -29,7 +29,7 @@ from llamasup.core.proxy.access_policy import PUBLIC_PATHS, AccessPolicy
 from llamasup.core.proxy.body_rules import judge_body
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits, ProxyConfig
-from llamasup.core.queueing.rejections import load_queue_full, wait_timed_out
+from llamasup.core.queueing.outcomes import load_queue_full, wait_timed_out
 from llamasup.fleet.ingress_models import IngressModels, no_node, replica_ended
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import ListedModel

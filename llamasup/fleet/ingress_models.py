@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unknown_model, unnamed_model
 from llamasup.core.models.names import NameIndex

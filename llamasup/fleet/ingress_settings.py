@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from llamasup.core.auth.api_key import ApiKey, plain_keys
 from llamasup.core.auth.key_source import KeyFile, environment_keys
-from llamasup.core.auth.keys import ApiKey, plain_keys
 from llamasup.core.http.address import is_loopback
 from llamasup.core.settings.sections import Fleet
 from llamasup.core.supervision.states import Policy

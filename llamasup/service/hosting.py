@@ -59,7 +59,7 @@ from llamasup.service.options import ServiceOptions
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from llamasup.core.auth.key_limits import Keys
+    from llamasup.core.auth.keys import Keys
     from llamasup.core.models.spec import KeepResult
     from llamasup.core.settings.sections import Batches
 

@@ -11,8 +11,8 @@ from msgspec import field
 
 from llamasup.core.http.address import Address
 from llamasup.core.llama_server.foreign_words import ignored_variables
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch, prepare
+from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.settings import ProxyConfig
 from llamasup.core.settings.model import Settings

@@ -14,7 +14,7 @@ import pytest
 
 from llamasup.cli import target as chosen
 from llamasup.cli.commands.ui import ui
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.proxy.console_access import ConsoleAccess
 from llamasup.core.system.process import run_folder

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.measured.stores import load_results, save_results, tuning_folder
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
-from llamasup.core.planning.measured.tuned_store import load_results, save_results, tuning_folder
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.errors import FolderUnusable

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llamasup.core.auth.keys import ApiKey, KeyLimits, digest_of
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, digest_of
 from llamasup.core.proxy.settings import Limits
 from llamasup.fleet import membership
 from llamasup.fleet.ingress import AnswerCut, Ingress, IngressSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.features.peers.membership import ExpectedModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.auth.keys import KeyRing
+from llamasup.core.auth.api_key import KeyRing
 from llamasup.core.config import load
 from llamasup.errors import ConfigInvalid, UnsafeBind
 from llamasup.fleet.ingress import IngressSettings

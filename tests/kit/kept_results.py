@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes, Kept
+from llamasup.core.planning.planner import Planner
 
 __all__ = ["kept_for"]
 

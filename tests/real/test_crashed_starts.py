@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from llamasup.core.llama_server.diagnosis import weights_were_read
-from llamasup.core.planning.measured.load_history_store import load
+from llamasup.core.planning.measured.stores import load_history
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 from tests.kit.models import write_large_decoder
 
@@ -73,7 +73,7 @@ def test_crashes_while_the_file_is_read_change_no_later_plan(
     changed_s = count(1)
     while not (crash_while_it_reads(large, runtime, log) and crash_while_it_reads(large, runtime, log)):
         os.utime(large, (next(changed_s),) * 2)  # a file without a history
-    assert load(large).failed_plans == ()
+    assert load_history(large).failed_plans == ()
     assert flash_attn(large, runtime) == before
     with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
         running.wait_for("ready")

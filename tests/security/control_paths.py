@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.control.private_socket import THROUGH_PROXY
 from llamasup.core.control.routes import Application
 from llamasup.core.http.heads import Head, HttpError, RawHeaders, read_head

@@ -154,7 +154,7 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
 
 
 def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
-    from llamasup.core.auth.key_store import default_key_file
+    from llamasup.core.auth.key_source import default_key_file
     from llamasup.core.config.config_keys import Cache
     from llamasup.core.config.starter import StarterFacts
     from llamasup.core.llama_server.inspect import find_runtime

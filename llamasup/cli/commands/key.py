@@ -18,6 +18,7 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, Priority
 from llamasup.core.auth.key_file import (
     KeyLine,
     checked_models,
@@ -28,9 +29,7 @@ from llamasup.core.auth.key_file import (
     with_rights,
     without_line,
 )
-from llamasup.core.auth.key_source import PROCESS_SALT
-from llamasup.core.auth.key_store import change_key_file, default_key_file, key_file_text
-from llamasup.core.auth.keys import ApiKey, KeyLimits, Priority
+from llamasup.core.auth.key_source import PROCESS_SALT, change_key_file, default_key_file, key_file_text
 from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import one_of_these
 from llamasup.errors import UsageInvalid

@@ -43,8 +43,8 @@ def plan(
     The command starts nothing.
     """
     from llamasup.core.models.by_name import file_of
-    from llamasup.core.planning.attempts import Planner
     from llamasup.core.planning.facts import prepare
+    from llamasup.core.planning.planner import Planner
     from llamasup.core.system.process.run_folder import scratch_folder
 
     with while_waiting(view, "reading the options of the runtime"):

@@ -201,8 +201,8 @@ def _write(path: Path, text: str) -> None:
 
 def _forget(view: View, model: str, *, as_json: bool) -> None:
     from llamasup.core.planning.facts import read_given
+    from llamasup.core.planning.measured.stores import load_results, save_results
     from llamasup.core.planning.measured.tuned import KeptResults
-    from llamasup.core.planning.measured.tuned_store import load_results, save_results
     from llamasup.core.system.storage.fact_cache import FileIdentity
     from llamasup.features.tuning.tune import only_tuning, store_search
 
@@ -221,7 +221,7 @@ def _forget(view: View, model: str, *, as_json: bool) -> None:
 def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json: bool) -> None:
     """Show the kept results, and for each whether the plan uses it now."""
     from llamasup.core.planning.facts import read_given
-    from llamasup.core.planning.measured.tuned_store import load_results
+    from llamasup.core.planning.measured.stores import load_results
     from llamasup.core.system.storage.fact_cache import FileIdentity
     from llamasup.features.tuning.report import kept_as_json, kept_line
 
@@ -246,9 +246,9 @@ def _why_not_used(kept: Kept, model: str, settings: Any, runtime: str | None) ->
     """Say why the plan with the profile of this result does not use it; empty if it does."""
     import msgspec
 
-    from llamasup.core.planning.attempts import Planner
     from llamasup.core.planning.facts import prepare
     from llamasup.core.planning.measured.tuned import NO_CHANGES, why_not
+    from llamasup.core.planning.planner import Planner
 
     of_profile = msgspec.structs.replace(settings, profile=kept.profile)
     try:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.auth.keys import ApiKey, KeyLimits, digest_of
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, digest_of
 from llamasup.core.system.text import did_you_mean
 from llamasup.errors import ConfigInvalid, UsageInvalid
 

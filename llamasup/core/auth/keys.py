@@ -1,118 +1,141 @@
-"""API keys: their names, rights and limits, and which key a credential matches.
-
-Only digests of keys are stored. A fast hash is enough: generated keys have 256 random bits, and no hash makes
-a short password safe. The salt hides that two files have the same key. Plain keys are hashed with a salt of
-this process, so digests in its memory are useless elsewhere.
-"""
+"""The current API keys and the use of their limits, for all sockets of a proxy."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from hmac import compare_digest
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from msgspec import Struct
-from msgspec.structs import force_setattr
-
-Priority = Literal["normal", "high"]
-
-# A client sends one credential, or two if a library adds its own. The bound limits the cost of a request with
-# a hundred headers.
-_MAX_CREDENTIALS = 4
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, KeyRing, plain_keys
+from llamasup.core.auth.key_source import PROCESS_SALT, KeyFile
+from llamasup.core.auth.quota import Quota
+from llamasup.core.http.heads import HttpError
 
 
-class KeyLimits(Struct, frozen=True):
-    """The limits of one key, per minute and at the same time; None: no limit."""
+class CountedRequest(Protocol):
+    """The parts of a request that the limits of a key count. ``Keys`` sets ``quota`` and ``counted``."""
 
-    requests_per_minute: int | None = None
-    concurrent: int | None = None
-    tokens_per_minute: int | None = None
-
-    def __bool__(self) -> bool:
-        return (
-            self.requests_per_minute is not None
-            or self.concurrent is not None
-            or self.tokens_per_minute is not None
-        )
-
-
-NO_LIMITS: Final = KeyLimits()
-"""Most keys have these limits; recognized without a call."""
-
-
-class ApiKey(Struct, frozen=True):
-    """One API key.
-
-    ``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
-    ``models`` are names and patterns of the models that it may use; empty: all. ``is_node``: another llamasup
-    has it, which may mark its requests with ``X-Llamasup-Node``.
-    """
-
-    name: str
-    salt: bytes
-    digest: bytes
-    infers: bool = True
-    controls: bool = False
-    limits: KeyLimits = NO_LIMITS
-    priority: Priority = "normal"
-    models: tuple[str, ...] = ()
-    is_node: bool = False
-    client: str = ""
-    """The name of its client in records and queues: ``key:NAME``. Computed, because each request needs it."""
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "client", f"key:{self.name}")
-
-    def __repr__(self) -> str:
-        return f"ApiKey({self.name!r})"  # without the digest
+    quota: Quota | None
+    """The quota of its key, which the request has entered and must leave."""
+    counted: int
+    """How many of its jobs the quota counts."""
 
     @property
-    def rights(self) -> tuple[str, ...]:
-        has = (("inference", self.infers), ("control", self.controls), ("node", self.is_node))
-        return tuple(right for right, is_given in has if is_given)
+    def key(self) -> ApiKey | None: ...
+    @property
+    def is_limited(self) -> bool: ...
+    @property
+    def jobs(self) -> int: ...
 
 
-def digest_of(salt: bytes, key: bytes) -> bytes:
-    """Hash a key like ``printf %s "$salt$key" | sha256sum``."""
-    return hashlib.sha256(salt + key).digest()
+class Keys:
+    """The keys that are valid now, with the use of their limits.
 
+    ``epoch`` increases when the keys change; a decision of an earlier epoch must be made again.
 
-def plain_keys(keys: Iterable[str], salt: bytes) -> tuple[ApiKey, ...]:
-    """Make the inference keys from options or the environment: ``given-1``, ``given-2``, …"""
-    return tuple(
-        # An environment variable may have bytes that are not UTF-8 (PEP 383).
-        ApiKey(f"given-{number}", salt, digest_of(salt, key.encode("utf-8", "surrogateescape")))
-        for number, key in enumerate(dict.fromkeys(keys), 1)
-    )
-
-
-class KeyRing:
-    """Finds the key of a credential, in the same time for valid and invalid ones.
-
-    Costs a hash for each salt (a file that llamasup wrote has one) and a comparison for each key.
+    ``needed``: every request needs a key, even after the last key of the file was revoked.
     """
 
-    __slots__ = ("_by_salt", "controls")
+    __slots__ = (
+        *("_file", "_given", "_limits", "_minted", "_quotas"),
+        *("clock", "epoch", "needed", "on_look", "ring"),
+    )
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """Use the first of two entries for the same key."""
-        by_salt: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
-        self.controls = False  # whether any key has the control right
-        for key in keys:
-            by_salt.setdefault(key.salt, []).append((key.digest, key))
-            self.controls |= key.controls
-        self._by_salt = tuple((salt, tuple(reversed(entries))) for salt, entries in reversed(by_salt.items()))
+    def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
+        """Take keys with rights and limits from ``file``; ``given`` are inference keys without limits."""
+        self.clock = clock
+        self._file = file
+        self._given = plain_keys(given, PROCESS_SALT)
+        self.needed = self._file is not None or bool(self._given)
+        self._limits: dict[str, KeyLimits] = {}  # by name; only keys with limits
+        self._quotas: dict[str, Quota] = {}  # by name; only keys that were used
+        self._minted: tuple[ApiKey, ...] = ()
+        self.on_look: Callable[[], None] | None = None
+        """Called each second in which a connection is open, to end what has expired."""
+        self.epoch = 0
+        self.ring = KeyRing(())
+        self._reload()
 
-    def find(self, credentials: tuple[bytes, ...]) -> ApiKey | None:
-        """Find the key of the first valid credential."""
-        found = None
-        for credential in reversed(credentials[:_MAX_CREDENTIALS]):
-            if not credential:  # a file may have the hash of an unset variable
-                continue
-            for salt, entries in self._by_salt:
-                digest = digest_of(salt, credential)
-                for known, key in entries:
-                    if compare_digest(digest, known):
-                        found = key
-        return found
+    def look(self) -> None:
+        """Read the key file again if it changed. Costs a stat() if not."""
+        if self._file is not None and self._file.changed():
+            self._reload()
+        if self.on_look is not None:
+            self.on_look()
+
+    @property
+    def has_minted(self) -> bool:
+        """Whether there are keys of ``mint``."""
+        return bool(self._minted)
+
+    def mint(self, key: ApiKey) -> None:
+        """Accept one more key, until ``revoke``. It gives a client a name even where no key is needed."""
+        self._minted += (key,)
+        self._reload()
+
+    def revoke(self, key: ApiKey) -> None:
+        """End a key of ``mint``."""
+        self._minted = tuple(minted for minted in self._minted if minted is not key)
+        self._reload()
+
+    def of_client(self, client: str) -> ApiKey | None:
+        """Find the key whose client has this name in records; None if it has been removed."""
+        known = () if self._file is None else self._file.keys
+        return next((key for key in (*known, *self._given) if key.client == client), None)
+
+    def current(self, key: ApiKey) -> ApiKey | None:
+        """Return the key as the file has it now; None if it has been removed."""
+        known = () if self._file is None else self._file.keys
+        return next((now for now in known if (now.salt, now.digest) == (key.salt, key.digest)), None)
+
+    def enter(self, request: CountedRequest) -> HttpError | None:
+        """Count a request, or return the refusal if its key has reached a limit.
+
+        A request is counted once, also if it enters again because its generation ended during its body.
+        """
+        key = request.key
+        if key is None or not key.limits or request.quota is not None or not request.is_limited:
+            return None
+        limits = self._limits.get(key.name)
+        if limits is None:
+            return None  # the key was revoked while the body arrived: its last request
+        now = self.clock()
+        quota = self._quotas.get(key.name)
+        if quota is None:
+            quota = self._quotas[key.name] = Quota(limits, now)
+        refusal = quota.enter(now)
+        if refusal is None:
+            request.quota = quota
+        return refusal
+
+    def weigh(self, request: CountedRequest) -> HttpError | None:
+        """Count all jobs of a request that entered as one job, or return the refusal."""
+        if request.quota is None:
+            return None
+        refusal = request.quota.weigh(request.jobs)
+        if refusal is None:
+            request.counted = request.jobs
+        return refusal
+
+    def leave(self, request: CountedRequest, tokens: int, *, refund: bool) -> None:
+        """Finish a request that cost ``tokens``.
+
+        With ``refund``, it is not counted as a request of its key.
+        """
+        quota, request.quota = request.quota, None
+        if quota is not None:
+            now = self.clock()
+            quota.leave(tokens, now, request.counted)
+            if refund:
+                quota.refund(now)
+
+    def _reload(self) -> None:
+        """Use is kept by name: a key that keeps its name keeps its use, with its new limits."""
+        file_keys = self._file.keys if self._file is not None else ()
+        # The file first: it has the limits.
+        self.ring = KeyRing((*file_keys, *self._given, *self._minted))
+        self.epoch += 1
+        self._limits = limits = {key.name: key.limits for key in file_keys if key.limits}
+        self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}
+        now = self.clock()
+        for name, quota in self._quotas.items():
+            quota.change(limits[name], now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llamasup.core.auth.keys import KeyLimits
+from llamasup.core.auth.api_key import KeyLimits
 from llamasup.core.http.body_scan import MANY_JOBS
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.sse import TokenCounts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work

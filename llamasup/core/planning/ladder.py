@@ -17,22 +17,10 @@ from msgspec.structs import replace
 from llamasup.core.llama_server.argv_builder import BY_USER
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
+from llamasup.core.planning.measured.load_history import FailedPlan, LoadHistory, add_failed_plan, has_served
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Settings
-
-__all__ = [
-    "MAX_STEPS",
-    "OUT_OF_MEMORY",
-    "Admission",
-    "admit",
-    "blames_kv_cache",
-    "changes",
-    "is_out_of_memory",
-    "largest_that_fits",
-    "step_down",
-    "without_result",
-]
 
 MAX_STEPS = 3
 _MIN_CELLS = 256  # of a slot in llama-server
@@ -125,6 +113,15 @@ def largest_that_fits(
             break
         plan = candidate(now, bounds)
     return plan
+
+
+class FailedStart(Struct, frozen=True):
+    """A failed start, and the adjustment that is tried next."""
+
+    plan: LaunchPlan
+    diagnosis: Diagnosis
+    adjustment: Adjustment
+    available_bytes: int
 
 
 def is_out_of_memory(diagnosis: Diagnosis) -> bool:
@@ -264,6 +261,44 @@ def _fewer_own_flags(plan: LaunchPlan, diagnosis: Diagnosis) -> PlanLimits | Non
         why = "llama-server did not start with the flags that llamasup adds by itself"
         return replace(plan.bounds, bare=True, why=why)
     return None
+
+
+def with_failed_starts(
+    history: LoadHistory, failures: Sequence[FailedStart], runtime: str, preferred_key: str, today: str
+) -> LoadHistory:
+    """Add the failures before a plan that serves: one record for memory, one for kernels.
+
+    ``preferred_key`` is the key of the plan without limits. ``today`` is an ISO date.
+    """
+    if not failures:
+        return history
+    short_of_memory = [failed for failed in failures if is_out_of_memory(failed.diagnosis)]
+    crashed = [failed for failed in failures if _is_crash_of_plan(failed, history, runtime, today)]
+    bounds = failures[-1].adjustment.bounds
+    for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
+        evidence = short_of_memory if out_of_memory else crashed
+        if evidence and avoids != PlanLimits():
+            last = evidence[-1]
+            failed = FailedPlan(
+                runtime,
+                preferred_key,
+                avoids,
+                cause=last.diagnosis.cause,
+                out_of_memory=out_of_memory,
+                date=today,
+                available_bytes=last.available_bytes,
+                failed=last.plan.key,
+            )
+            history = add_failed_plan(history, failed)
+    return history
+
+
+def _is_crash_of_plan(failed: FailedStart, history: LoadHistory, runtime: str, today: str) -> bool:
+    if failed.plan.measured is not None:
+        return False  # the measured flags were left out first
+    if is_out_of_memory(failed.diagnosis) or has_served(history, runtime, failed.plan.key, today):
+        return False
+    return failed.adjustment.bounds.without_own_flags or blames_kv_cache(failed.diagnosis)
 
 
 def changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:

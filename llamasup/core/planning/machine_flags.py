@@ -12,8 +12,8 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.inputs import Preferences
 from llamasup.core.planning.memory.estimate import MemoryEstimate
-from llamasup.core.planning.profiles import Preferences
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.errors import UsageInvalid

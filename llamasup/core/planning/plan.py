@@ -26,6 +26,7 @@ from llamasup.core.planning.checkpoints import give_checkpoints
 from llamasup.core.planning.child_address import give_address
 from llamasup.core.planning.context import give_context
 from llamasup.core.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
+from llamasup.core.planning.inputs import preferences
 from llamasup.core.planning.kv_type import give_kv_cache
 from llamasup.core.planning.machine_flags import (
     WHY_SPIN,
@@ -44,10 +45,9 @@ from llamasup.core.planning.measured.load_history import LoadHistory, runtime_id
 from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.core.planning.memory.kv_cache import ContextShape
+from llamasup.core.planning.model_class_rules import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
 from llamasup.core.planning.placement import give_gpu_layers
-from llamasup.core.planning.profiles import preferences
 from llamasup.core.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.core.planning.purpose import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
 from llamasup.core.planning.sizes import choose_sizes
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of

@@ -19,7 +19,7 @@ from llamasup.core.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.purpose import served_as
+from llamasup.core.planning.model_class_rules import served_as
 from llamasup.core.settings.model import Settings
 from llamasup.errors import ProjectorMismatch, UsageInvalid
 

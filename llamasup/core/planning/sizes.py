@@ -21,14 +21,13 @@ from llamasup.core.planning.drafting import (
     draft_shape,
     shape_with_drafts,
 )
-from llamasup.core.planning.inputs import SizeInputs
+from llamasup.core.planning.inputs import SizeInputs, preferences
 from llamasup.core.planning.kv_type import KvCache, decide_kv_cache
 from llamasup.core.planning.measured.load_history import LoadHistory, correction_for
 from llamasup.core.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
 from llamasup.core.planning.memory.kv_cache import ContextShape
+from llamasup.core.planning.model_class_rules import served_as
 from llamasup.core.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory
-from llamasup.core.planning.profiles import preferences
-from llamasup.core.planning.purpose import served_as
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.environment import RuntimeKind

@@ -19,11 +19,11 @@ from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.hub.progress import Listener
 from llamasup.core.models.folder import look_at
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch, prepare, read_given, sibling_projector, with_name
 from llamasup.core.planning.ladder import Admission
 from llamasup.core.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.planner import Planner
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.runner import prober_of
 from llamasup.errors import LlamasupError, ModelInvalid

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.memory.shares import MemoryBudget
+from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import SizedModel
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.events import Bus

@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from llamasup.core.auth.key_limits import Keys
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import is_local_name
 from llamasup.core.http.forwarded import TrustedProxies
 from llamasup.core.http.heads import Head, HttpError, parse_authority

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import ANY_HOST
 from llamasup.core.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.core.http.heads import HeadRules, HttpError

@@ -15,7 +15,7 @@ import re
 from hmac import compare_digest
 from typing import Final, Protocol
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.heads import Head, HttpError
 
 CONSOLE_PATH: Final = "/llamasup/"

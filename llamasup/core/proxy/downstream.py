@@ -12,7 +12,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Final, cast
 
-from llamasup.core.auth.keys import NO_LIMITS
+from llamasup.core.auth.api_key import NO_LIMITS
 from llamasup.core.http.heads import HttpError, Priority, error_body, error_response, response
 from llamasup.core.observability.counters import GAVE_WAY, HeldSlots
 from llamasup.core.proxy.access_policy import AccessPolicy

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.heads import HttpError
 from llamasup.core.observability.counters import Metrics, RequestRecord
 from llamasup.core.proxy.backend import Backend

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.auth.quota import cost_of
 from llamasup.core.http.heads import HeadRules, HttpError
 from llamasup.core.observability.counters import GAVE_WAY, Metrics, RequestRecord

@@ -13,7 +13,7 @@ from typing import Final
 
 import httptools
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.head_cache import KnownHead, compile_head
 from llamasup.core.http.heads import Head, HttpError, RawHeaders, read_head
 from llamasup.core.http.routes import CONTROL

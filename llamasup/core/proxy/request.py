@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.quota import Quota
 from llamasup.core.http.context_end import ContextEnd
 from llamasup.core.http.heads import Head, HttpError, Priority

@@ -24,9 +24,8 @@ from llamasup.core.queueing.endpoint import (
     share_again,
     with_free_permit,
 )
-from llamasup.core.queueing.queue_listener import Outlook, QueueListener
+from llamasup.core.queueing.outcomes import Outlook, QueueListener, free_in_s, no_room, wait_timed_out
 from llamasup.core.queueing.queue_order import FairQueue, Queued
-from llamasup.core.queueing.rejections import free_in_s, no_room, wait_timed_out
 from llamasup.core.queueing.reservation import Reservation
 from llamasup.core.queueing.suspects import Next, Suspects, alone_s, next_step
 from llamasup.core.queueing.unavailable import Unavailable

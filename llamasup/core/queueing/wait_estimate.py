@@ -1,11 +1,29 @@
-"""Estimates waits from the past times of permits and loads, and writes them as text (pure).
+"""The load of a model's servers, and estimates of waits from the past times of permits and loads (pure).
 
-All times are in seconds.
-"""
+All times are in seconds."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from msgspec import Struct
+
+
+class ServedLoad(Struct, frozen=True):
+    """The load of one model's servers.
+
+    ``slots``: the permits of the servers that serve now; 0: no server serves. ``free``: the free permits.
+    ``waiting``: the requests in its queue. ``loads``: a server is being loaded. ``eta_s``: the time until it
+    serves; None: not known. ``can_serve``: a request gets a permit, or may wait for one.
+    """
+
+    slots: int = 0
+    free: int = 0
+    waiting: int = 0
+    loads: bool = False
+    eta_s: float | None = None
+    can_serve: bool = True
+
 
 HELD_WEIGHT: Final = 0.1  # about the last twenty requests count
 LOAD_WEIGHT: Final = 0.5  # loads are few, and the last one predicts the next best (its files are in memory)

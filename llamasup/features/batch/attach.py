@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import Place
 from llamasup.core.settings.sections import Batches

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from llamasup._version import __version__
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.key_source import PROCESS_SALT
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.keys import Keys
 from llamasup.core.control.json_body import read_body
 from llamasup.core.control.private_socket import client_of
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress, is_loopback

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.auth.keys import ApiKey, KeyRing, digest_of
+from llamasup.core.auth.api_key import ApiKey, KeyRing, digest_of
 
 __all__ = ["IDLE_S", "MAX_SESSIONS", "MAX_TOKENS", "TOKEN_S", "ConsoleSessions", "Opened", "Session"]
 

@@ -119,8 +119,8 @@ def _model_fact(
 ) -> ModelFact | None:
     """The plan of ``run`` or its error. None if only the runtime is missing, which has its own check."""
     from llamasup.core.models.by_name import file_of
-    from llamasup.core.planning.attempts import Planner
     from llamasup.core.planning.facts import prepare, read_given  # its import with the planner takes 70 ms
+    from llamasup.core.planning.planner import Planner
 
     try:
         model = file_of(model)

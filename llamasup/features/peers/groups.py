@@ -17,9 +17,8 @@ from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeModel
 from llamasup.core.pool.why.state_reasons import Explanation
-from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.core.queueing.wait_estimate import progress_text, retry_after_s
+from llamasup.core.queueing.wait_estimate import ServedLoad, progress_text, retry_after_s
 from llamasup.core.system.text import sentence
 from llamasup.features.peers.known import KnownNode, NodeState
 from llamasup.features.peers.membership import ExpectedModel

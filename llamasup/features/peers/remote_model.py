@@ -20,9 +20,8 @@ from llamasup.core.pool.replicas.load_balancer import LoadBalancer
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable, generation_ended
-from llamasup.core.queueing.wait_estimate import retry_after_s
+from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.features.peers.groups import (
     RETRY_S,

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.drafting import no_drafts
 from llamasup.core.planning.facts import Launch
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.planner import Planner
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.features.tuning.candidates import Candidate, Purpose
 from llamasup.features.tuning.quality import BOUND, Distribution, Probe, divergence, probes

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from llamasup.core.planning.facts import Launch
+from llamasup.core.planning.measured.stores import load_results, save_results, tuning_folder
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Kept, add_result, result_for
-from llamasup.core.planning.measured.tuned_store import load_results, save_results, tuning_folder
 from llamasup.core.system.process.guardian import guarded_run_folder
 from llamasup.core.system.process.platform import loop_factory
 from llamasup.core.system.process.run_folder import NO_CONTROL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.planning.attempts import Planner
+from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import SizedModel, estimate_model, share_of, with_devices
 from llamasup.errors import LlamasupError
 from llamasup.features.upgrade.plans import PlanChange, flag_changes

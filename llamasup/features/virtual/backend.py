@@ -15,8 +15,8 @@ from llamasup.core.models.names import folded
 from llamasup.core.models.virtual import Candidate, candidates_of, spellings_of
 from llamasup.core.pool.catalog.model_listing import encode_list, encode_one
 from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute, ServedModel
-from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import Unavailable
+from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.sections import VirtualEntry
 from llamasup.features.virtual.choice import Option, choose, explain_virtual, listed_virtual
 

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from llamasup.core.http.routes import Work
 from llamasup.core.pool.why.state_reasons import Explanation
-from llamasup.core.queueing.served_load import ServedLoad
-from llamasup.core.queueing.wait_estimate import eta_text
+from llamasup.core.queueing.wait_estimate import ServedLoad, eta_text
 from llamasup.core.settings.sections import VirtualEntry
 
 RULE: Final = (

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, KeyRing
 from llamasup.core.auth.key_file import (
     KeyLine,
     checked_name,
@@ -14,7 +15,6 @@ from llamasup.core.auth.key_file import (
     stored_form,
     without_line,
 )
-from llamasup.core.auth.keys import ApiKey, KeyLimits, KeyRing
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.features.wrap.command_line import read_key_file
 from tests.kit.extent import examples

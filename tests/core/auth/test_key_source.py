@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.auth.api_key import KeyRing, plain_keys
 from llamasup.core.auth.key_source import PROCESS_SALT, KeyFile, environment_keys
-from llamasup.core.auth.keys import KeyRing, plain_keys
 from llamasup.errors import ConfigInvalid
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.core.auth.keys import KeyLimits
+from llamasup.core.auth.api_key import KeyLimits
 from llamasup.core.auth.quota import Bucket, Quota, context_left, cost_of, tokens_made_in, unreported_tokens
 from llamasup.core.http.body_scan import MANY_JOBS
 from llamasup.core.http.heads import HttpError

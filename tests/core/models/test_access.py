@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.http.routes import Work, route_of
 from llamasup.core.models.access import (

@@ -16,8 +16,7 @@ from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.child_address import child_address_kind, needs_key_file
 from llamasup.core.planning.memory.kv_cache import CACHE_TYPES
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.planning.plan_json import plan_as_json
-from llamasup.core.planning.refusal import refusal
+from llamasup.core.planning.plan_report import plan_as_json, refusal
 from llamasup.core.settings.model import Settings
 from llamasup.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
 from tests.core.planning.plans import (

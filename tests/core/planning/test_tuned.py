@@ -25,7 +25,7 @@ from llamasup.core.planning.measured.tuned import (
     result_for,
     why_not,
 )
-from llamasup.core.planning.plan_json import plan_as_json
+from llamasup.core.planning.plan_report import plan_as_json
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device
 from tests.core.planning.plans import GIB, GPU, machine, planned, reason, value

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import Launch, prepare
 from llamasup.core.planning.measured.load_history import LoadHistory
-from llamasup.core.planning.measured.load_history_store import load
+from llamasup.core.planning.measured.stores import load_history, load_results, save_results
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes, KeptResults
-from llamasup.core.planning.measured.tuned_store import load_results, save_results
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.planner import Planner
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from tests.core.planning.plans import machine, value
-from tests.core.planning.test_attempts import HOST_FULL, NO_MODEL, SEGFAULT, Machine, needed_bytes
+from tests.core.planning.test_planner import HOST_FULL, NO_MODEL, SEGFAULT, Machine, needed_bytes
 from tests.kit.kept_results import kept_for
 
 
@@ -115,7 +114,7 @@ def test_a_crash_with_the_result_restarts_at_once_without_it(host: Machine, diag
     planner.served(after, [], resident_bytes=1 << 20, generated=True)
     assert planner.plan(3).measured is None  # also after it served
     assert planned(host).measured is None  # and in the next process
-    assert load(host.model).failed_plans == ()  # it is no evidence against the KV cache
+    assert load_history(host.model).failed_plans == ()  # it is no evidence against the KV cache
 
 
 def test_a_result_stays_until_a_start_without_it_has_served(host: Machine) -> None:
@@ -148,4 +147,4 @@ def test_a_trial_uses_its_changes_in_place_of_the_result(host: Machine) -> None:
 def test_a_trial_is_not_recorded(host: Machine) -> None:
     planner = Planner(launch(host), host.folder, trial=THREE)
     planner.served(planner.plan(1), [], resident_bytes=1 << 20, generated=True)
-    assert load(host.model) == LoadHistory()
+    assert load_history(host.model) == LoadHistory()

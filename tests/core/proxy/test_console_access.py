@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from llamasup.core.auth.api_key import ApiKey, digest_of
 from llamasup.core.auth.key_source import KeyFile
-from llamasup.core.auth.keys import ApiKey, digest_of
 from llamasup.core.proxy import ProxyConfig
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.head_cache import KnownHead, compile_head
 from llamasup.core.proxy import ProxyConfig, reader

@@ -19,7 +19,7 @@ from llamasup.core.config import Config
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.control.discovery import discover
 from llamasup.core.control.selection import select_running
-from llamasup.core.planning.measured.load_history_store import load, save
+from llamasup.core.planning.measured.stores import load_history, save_history
 from llamasup.core.settings.model import ModelEntry
 from llamasup.core.settings.sections import Http
 from llamasup.service import options
@@ -177,16 +177,16 @@ def test_next_load_of_a_file_is_estimated_from_its_first_moment_on(runtime: str,
     arguments = (str(large), "--runtime", runtime, *OPTIONS, *not_mapped(runtime))
     with llamasup_process(*arguments) as running:
         running.wait_for("ready")
-        eventually(lambda: load(large).times, "the record of this load")
+        eventually(lambda: load_history(large).times, "the record of this load")
         assert running.stop() == 0
-    (times,) = (history := load(large)).times
+    (times,) = (history := load_history(large)).times
     assert times.weights_bytes >= 0.9 * large.stat().st_size
     assert times.total_s > times.weights_s >= 0.0  # 0: the whole file came between two looks
 
     # As from a machine that took longer for each stage than any machine may pause here: a speed that was
     # measured before the first event cannot hide it.
     slow = replace(times, begin_s=100.0, weights_s=1000.0, memory_s=1000.0, warm_up_s=1000.0)
-    save(large, replace(history, times=(slow,)))
+    save_history(large, replace(history, times=(slow,)))
 
     def attempt() -> None:
         with llamasup_process(*arguments) as running, slowed(running.pid):

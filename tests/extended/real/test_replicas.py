@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from llamasup.core.observability.counters import RequestRecord
-from llamasup.core.planning.attempts import Planner
 from llamasup.core.planning.facts import prepare
+from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
 from llamasup.core.settings.model import Settings

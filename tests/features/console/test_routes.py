@@ -13,8 +13,8 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
-from llamasup.core.auth.key_limits import Keys
 from llamasup.core.auth.key_source import KeyFile
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
 from llamasup.core.proxy.console_access import ConsoleAccess
 from llamasup.features.console.routes import Console, page_address

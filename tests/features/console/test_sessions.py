@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.auth.keys import ApiKey, KeyLimits, KeyRing, digest_of
+from llamasup.core.auth.api_key import ApiKey, KeyLimits, KeyRing, digest_of
 from llamasup.features.console.sessions import (
     IDLE_S,
     MAX_SESSIONS,

@@ -11,8 +11,8 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeModel
 from llamasup.core.queueing.endpoint import Lease, NodeLink
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
+from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
 from llamasup.features.peers.groups import ModelGroup, Where, choose_side

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.core.http.routes import Work
-from llamasup.core.queueing.served_load import ServedLoad
+from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.features.virtual.choice import RULE, Option, choose, explain_virtual
 
 FREE = ServedLoad(4, 2)

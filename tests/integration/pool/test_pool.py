@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.models.spec import ModelSpec, Stay
-from llamasup.core.planning import attempts
+from llamasup.core.planning import planner
 from llamasup.core.pool import driver, estimate
 from llamasup.core.pool import pool as pool_module
 from llamasup.core.pool.estimate import SizedModel
@@ -145,15 +145,15 @@ async def test_lack_of_memory_is_retried_soon(
     tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the model served before: the load fails at once, and reserves no memory until the next try."""
-    really = attempts.__dict__["hardware"]
+    really = planner.__dict__["hardware"]
     async with pooled(tmp_path, specs["a"]) as models:
         for times in range(2):
-            monkeypatch.setattr(attempts, "hardware", lambda: replace(really(), memory_available_bytes=1000))
+            monkeypatch.setattr(planner, "hardware", lambda: replace(really(), memory_available_bytes=1000))
             refused = await models.ask("a").refusal()
             assert (refused.cause, models["a"].phase) == ("does_not_fit", Phase.FAILED)
             assert refused.retry_after_s == pytest.approx(pool_module.RETRY_AFTER_MEMORY_S, abs=1.0)
             assert models["a"].runners[0].instance.restarts == 0
-            monkeypatch.setattr(attempts, "hardware", really)
+            monkeypatch.setattr(planner, "hardware", really)
             await models.load("a")
             await models.unload("a")
             assert models.loads("a") == times + 1

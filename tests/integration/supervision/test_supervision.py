@@ -16,7 +16,7 @@ import uvloop
 from msgspec.structs import replace
 
 from llamasup.core.llama_server import client
-from llamasup.core.planning.measured import load_history_store
+from llamasup.core.planning.measured import stores
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
@@ -134,7 +134,7 @@ def test_load_is_recorded_although_a_stop_follows_at_once(tiny_model: Path, tmp_
             await server.reaches(State.STOPPED, 1)
 
     asyncio.run(test())
-    assert len(load_history_store.load(tiny_model).served) == 1
+    assert len(stores.load_history(tiny_model).served) == 1
 
 
 @pytest.mark.extended

@@ -5,7 +5,7 @@ free. A crash is weaker evidence: it counts against the KV cache and flash atten
 they were in use, happened twice in a row, and the same plan has not served within ``MAX_DAYS``. All these
 records expire after ``MAX_DAYS``, and when the build of llama-server changes.
 
-:mod:`llamasup.core.planning.measured.load_history_store` stores one history per model file in the state
+:mod:`llamasup.core.planning.measured.stores` stores one history per model file in the state
 folder.
 """
 

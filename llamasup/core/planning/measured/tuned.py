@@ -2,7 +2,7 @@
 
 A result applies only to what was measured: the same files, build and machine, the same settings of the user
 that decide how the model computes, and the same default plan. With anything else the proof does not hold, so
-the plan is made as if there were no result. :mod:`llamasup.core.planning.measured.tuned_store` keeps the
+the plan is made as if there were no result. :mod:`llamasup.core.planning.measured.stores` keeps the
 results.
 """
 

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.queueing.endpoint import Endpoint, Lease, Serving, permits_of
 from llamasup.core.queueing.request_queue import Preference, QueueEntry, RequestQueue
-from llamasup.core.queueing.served_load import ServedLoad
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
-from llamasup.core.queueing.wait_estimate import retry_after_s
+from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
 from llamasup.core.settings.repairs import Repairs
 from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.runner import InstanceRunner

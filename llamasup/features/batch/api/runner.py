@@ -20,9 +20,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.api_key import ApiKey, digest_of
 from llamasup.core.auth.key_source import PROCESS_SALT
-from llamasup.core.auth.keys import ApiKey, digest_of
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import Address, UnixAddress
 from llamasup.core.settings.sections import Batches
 from llamasup.errors import Conflict, LlamasupError, NotAllowed, Stopping, UsageInvalid

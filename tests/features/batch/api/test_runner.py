@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 import llamasup.features.batch.api.runner as runner_module
 import llamasup.features.batch.api.uploads as uploads_module
 import llamasup.features.batch.job as job_module
-from llamasup.core.auth.key_limits import Keys
+from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.key_source import KeyFile
-from llamasup.core.auth.keys import ApiKey
+from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.errors import error_object
 from llamasup.core.settings.sections import Batches

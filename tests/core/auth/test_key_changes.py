@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.auth import key_store
-from llamasup.core.auth.key_store import change_key_file, default_key_file, key_file_text
+from llamasup.core.auth import key_source
+from llamasup.core.auth.key_source import change_key_file, default_key_file, key_file_text
 from llamasup.errors import ConfigInvalid, FolderUnusable, UsageInvalid
 
 
@@ -140,14 +140,14 @@ def test_unusable_default_folder_has_another_file_as_remedy(
 ) -> None:
     path.write_text("")
     default = path / "llamasup/keys"
-    monkeypatch.setattr(key_store, "default_key_file", lambda: default)
+    monkeypatch.setattr(key_source, "default_key_file", lambda: default)
     with pytest.raises(FolderUnusable) as caught:
         change_key_file(default, lambda _: "one\n")
     assert caught.value.remedy.endswith("Or give another --file.")
 
 
 def test_lock_that_is_never_released_times_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_store, "_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(key_source, "_LOCK_TIMEOUT_S", 0.0)
     folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:

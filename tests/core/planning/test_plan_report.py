@@ -1,4 +1,4 @@
-"""The refusal of a plan that does not fit: its text, and whether its remedy works."""
+"""Reports of a plan: what it reduces, and the refusal of a plan that does not fit, with its remedy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.llama_server.plan_limits import PlanLimits
+from llamasup.core.llama_server.plan_limits import Change, PlanLimits, Reduction
 from llamasup.core.planning.ladder import admit
 from llamasup.core.planning.memory.estimate import memory_rows
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.planning.refusal import refusal
+from llamasup.core.planning.plan_report import reductions, refusal
+from llamasup.core.settings.model import Settings
 from llamasup.core.system.text import memory_text
 from llamasup.errors import DoesNotFit
 from tests.core.planning.plans import (
@@ -165,3 +166,24 @@ def test_remedy_names_users_arguments_that_are_too_large() -> None:
 )
 def test_sizes_have_readable_units(size_bytes: int, said: str) -> None:
     assert memory_text(size_bytes) == said
+
+
+def test_plan_without_limits_has_nothing_smaller() -> None:
+    made = planned()
+    assert reductions(made, made, Settings()) == ()
+
+
+def test_limited_plan_names_what_is_smaller_and_why() -> None:
+    candidate = ladder()
+    preferred, made = candidate(PlanLimits()), candidate(PlanLimits(parallel=1, why="memory is short"))
+    change = Change("--parallel", str(preferred.parallel), "1")
+    assert reductions(preferred, made, Settings()) == (Reduction(change, "memory is short"),)
+
+
+def test_context_above_that_of_the_model_is_named() -> None:
+    settings = Settings(ctx_size=1 << 20, parallel=1)
+    made = planned(settings=settings)
+    (found,) = reductions(made, made, settings)
+    assert found.change == Change("--ctx-size", str(1 << 20), str(made.ctx_size))
+    assert found.fixed
+    assert f"trained for {made.ctx_size:,} tokens" in found.why

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.core.llama_server.rpc.in_use import USED
-from llamasup.core.planning import attempts as module
-from llamasup.core.planning.attempts import Planner
+from llamasup.core.planning import planner as module
 from llamasup.core.planning.facts import prepare
-from llamasup.core.planning.measured.load_history_store import load
 from llamasup.core.planning.measured.load_times import LoadTimes
+from llamasup.core.planning.measured.stores import load_history
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.planner import Planner
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.exit import Exit
@@ -254,7 +254,7 @@ def test_step_that_did_not_serve_is_not_recorded(host: Machine) -> None:
     planner.step_down(whole, HOST_FULL)
     assert planner.plan(2).parallel < whole.parallel
     assert host.planner().plan(1).parallel == whole.parallel
-    assert load(host.model).failed_plans == ()
+    assert load_history(host.model).failed_plans == ()
 
 
 def test_a_later_start_of_the_same_run_has_three_steps_of_its_own(host: Machine) -> None:
@@ -352,7 +352,7 @@ def test_crash_does_not_count_against_a_plan_that_has_served(host: Machine) -> N
     for _ in range(3):
         fail_then_serve(host.planner(), COMPUTING)
     assert host.planner().plan(1).flash_attn == whole.flash_attn
-    assert load(host.model).failed_plans == ()
+    assert load_history(host.model).failed_plans == ()
 
 
 def test_a_crash_counts_against_a_plan_that_served_more_than_two_weeks_ago(
@@ -384,7 +384,7 @@ def test_two_crashes_with_a_good_start_between_them_are_not_believed_without_a_w
         whole = planner.plan(1)
         planner.served(whole, [], resident_bytes=0, generated=False)
     assert whole.flash_attn != "off"
-    assert load(host.model).failed_plans == ()
+    assert load_history(host.model).failed_plans == ()
 
 
 def test_crash_and_lack_of_memory_are_recorded_separately(host: Machine) -> None:

@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
-from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.llama_server.device_memory import devices_now
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.draft_log import Drafted
@@ -26,45 +25,31 @@ from llamasup.core.llama_server.memory_log import read_sizes
 from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.core.llama_server.rpc.workers import (
     NO_WORKERS,
-    TunnelFiles,
-    WorkerAnswer,
-    Workers,
-    choose_workers,
     may_be_lost_worker,
     missing_error,
     name_lost,
-    need_every_worker,
-    why_excluded,
 )
 from llamasup.core.llama_server.slots.policy import SlotHome
 from llamasup.core.planning.child_address import child_address_kind, needs_key_file
 from llamasup.core.planning.facts import Launch, attachments, with_name
+from llamasup.core.planning.find_workers import ask_workers, find_workers
 from llamasup.core.planning.ladder import (
     Admission,
+    FailedStart,
     admit,
-    blames_kv_cache,
     is_out_of_memory,
     largest_that_fits,
     step_down,
+    with_failed_starts,
     without_result,
 )
 from llamasup.core.planning.measured.draft_acceptance import DraftCounts, add_counts
 from llamasup.core.planning.measured.load_history import (
-    FailedPlan,
-    LoadHistory,
-    add_failed_plan,
     add_measurement,
     add_served,
     forget_crashes,
-    has_served,
     limits_from,
     runtime_id,
-)
-from llamasup.core.planning.measured.load_history_store import (
-    add_times_of_runtime,
-    load,
-    save,
-    times_of_runtime,
 )
 from llamasup.core.planning.measured.load_times import (
     LoadFacts,
@@ -72,6 +57,14 @@ from llamasup.core.planning.measured.load_times import (
     add_times,
     times_for,
     times_of_others,
+)
+from llamasup.core.planning.measured.stores import (
+    add_times_of_runtime,
+    load_history,
+    load_results,
+    save_history,
+    save_results,
+    times_of_runtime,
 )
 from llamasup.core.planning.measured.tuned import (
     Changes,
@@ -86,16 +79,14 @@ from llamasup.core.planning.measured.tuned import (
     remove_result,
     result_for,
 )
-from llamasup.core.planning.measured.tuned_store import cpu_name, load_results, save_results
 from llamasup.core.planning.memory.shares import MemoryBudget
 from llamasup.core.planning.plan import LaunchPlan, plan
-from llamasup.core.planning.plan_json import plan_as_json
-from llamasup.core.planning.reductions import reductions
-from llamasup.core.planning.refusal import refusal
+from llamasup.core.planning.plan_report import plan_as_json, reductions, refusal
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.native import native
 from llamasup.core.system.process.platform import free_loopback_port
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.core.system.storage.folders import atomic_write
@@ -104,7 +95,6 @@ from llamasup.errors import (
     DoesNotFit,
     FolderUnusable,
     LlamasupError,
-    UsageInvalid,
     WorkerMissing,
 )
 
@@ -117,15 +107,6 @@ class _Endpoint(Struct, frozen=True):
     address: Address
     key: str | None = None
     key_file: str | None = None
-
-
-class _Failed(Struct, frozen=True):
-    """A failed start, and the adjustment that is tried next."""
-
-    plan: LaunchPlan
-    diagnosis: Diagnosis
-    adjustment: Adjustment
-    available_bytes: int
 
 
 class Planner:
@@ -150,7 +131,7 @@ class Planner:
         self._prefix = prefix
         self._budget = budget
         self._trial = trial
-        self._history = load(launch.model_path)
+        self._history = load_history(launch.model_path)
         self._model_file = _identity(launch.model_path)
         self._results = KeptResults() if self._model_file is None else load_results(self._model_file)
         self._result: Kept | None = None  # of ``llamasup tune``, in the latest plan
@@ -161,7 +142,7 @@ class Planner:
         self._devices = launch.runtime.capabilities.devices
         self._workers = NO_WORKERS  # of the latest plan
         self._preferred_key = ""  # the key of the plan without limits
-        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MAX_STEPS
+        self._failures: tuple[FailedStart, ...] = ()  # since the last plan that served; at most MAX_STEPS
         self._slot_home: SlotHome | None = None
 
     def rename(self, model: str) -> None:
@@ -197,7 +178,7 @@ class Planner:
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
-        self._workers = self._find_workers(is_start=generation is not None)
+        self._workers = find_workers(self._launch, is_start=generation is not None)
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
@@ -235,7 +216,7 @@ class Planner:
 
     def conditions(self) -> Conditions:
         """The present conditions of a result of ``llamasup tune``. Raises what ``plan`` raises."""
-        self._workers = self._find_workers(is_start=False)
+        self._workers = find_workers(self._launch, is_start=False)
         return self._conditions(self._machine())
 
     def _conditions(self, machine: Hardware) -> Conditions:
@@ -243,7 +224,7 @@ class Planner:
         plain = self._candidate(launch.settings, machine, endpoint, PlanLimits(), measured=None)
         return Conditions(
             self._runtime,
-            machine_key(machine, self._devices, cpu=cpu_name()),
+            machine_key(machine, self._devices, cpu=native.cpu_name()),
             asked_key(launch.settings, launch.environ),
             files_key(map(astuple, attachments(launch))),
             defaults_key(plain.argv, plain.env),
@@ -334,7 +315,7 @@ class Planner:
         if adjustment is not None:
             # If another program has taken memory since the plan was made, the plan is tried again earlier.
             available_bytes = min(made.memory.available_bytes, candidate(PlanLimits()).memory.available_bytes)
-            self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
+            self._failures = (*self._failures, FailedStart(made, diagnosis, adjustment, available_bytes))
         return adjustment
 
     def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
@@ -342,7 +323,7 @@ class Planner:
         if not may_be_lost_worker(diagnosis):
             return diagnosis
         try:
-            answers = self._ask(made.workers, is_start=True, again=True)
+            answers = ask_workers(self._launch, made.workers, is_start=True, again=True)
         except (LlamasupError, OSError):  # llama-server was removed: the diagnosis without their answers
             return diagnosis
         return name_lost(diagnosis, answers)
@@ -372,7 +353,7 @@ class Planner:
             self._history = replace(self._history, times=add_times(self._history.times, times))
             add_times_of_runtime(Path(self._launch.runtime.path), times)
         if self._launch.settings.profile == "plain":
-            save(self._launch.model_path, self._history)
+            save_history(self._launch.model_path, self._history)
             return  # llama-server got none of the planned sizes
         if sizes.complete and resident_bytes is not None:
             self._history = add_measurement(
@@ -390,10 +371,12 @@ class Planner:
         if generated:
             self._history = add_served(self._history, self._runtime, made.key, _today())
         self._history = forget_crashes(self._history, self._runtime, made.key)
-        self._history = self._with_failed_plans(self._history)
+        self._history = with_failed_starts(
+            self._history, self._failures, self._runtime, self._preferred_key, _today()
+        )
         # The failures are recorded now, and later starts have their own MAX_STEPS.
         self._failures = ()
-        save(self._launch.model_path, self._history)
+        save_history(self._launch.model_path, self._history)
 
     def drafted(self, made: LaunchPlan, drafted: Drafted) -> None:
         """Record how many drafted tokens were accepted. Blocks on the disk."""
@@ -401,7 +384,7 @@ class Planner:
             return
         counts = DraftCounts(self._runtime, made.draft, drafted.proposed, drafted.accepted)
         self._history = replace(self._history, drafts=add_counts(self._history.drafts, counts))
-        save(self._launch.model_path, self._history)
+        save_history(self._launch.model_path, self._history)
 
     def _drop_result(self, result: Kept) -> None:
         """Delete a result: the start with it failed, and the one without it did not."""
@@ -409,38 +392,6 @@ class Planner:
         assert self._model_file is not None
         with contextlib.suppress(FolderUnusable):  # then this process only does not use it
             save_results(self._model_file, remove_result(load_results(self._model_file), result))
-
-    def _with_failed_plans(self, history: LoadHistory) -> LoadHistory:
-        """Add the failures before the serving plan: one record for memory, one for kernels."""
-        if not self._failures:
-            return history
-        bounds = self._failures[-1].adjustment.bounds
-        for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
-            evidence = [f for f in self._failures if self._is_evidence(f, out_of_memory=out_of_memory)]
-            if evidence and avoids != PlanLimits():
-                failed = FailedPlan(
-                    self._runtime,
-                    self._preferred_key,
-                    avoids,
-                    cause=evidence[-1].diagnosis.cause,
-                    out_of_memory=out_of_memory,
-                    date=_today(),
-                    available_bytes=evidence[-1].available_bytes,
-                    failed=evidence[-1].plan.key,
-                )
-                history = add_failed_plan(history, failed)
-        return history
-
-    def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
-        if out_of_memory:
-            return is_out_of_memory(failed.diagnosis)
-        if failed.plan.measured is not None:
-            return False  # the measured flags were left out first
-        if is_out_of_memory(failed.diagnosis) or has_served(
-            self._history, self._runtime, failed.plan.key, _today()
-        ):
-            return False
-        return failed.adjustment.bounds.without_own_flags or blames_kv_cache(failed.diagnosis)
 
     # --- one plan ---------------------------------------------------------------------------------
 
@@ -500,52 +451,6 @@ class Planner:
     def missing_workers(self) -> tuple[str, ...]:
         """The RPC workers that the latest plan lacks."""
         return tuple(answer.address for answer in self._workers.missing)
-
-    def _find_workers(self, *, is_start: bool) -> Workers:
-        """Find the RPC workers.
-
-        Raises UsageInvalid if the settings or the build allow none, and WorkerMissing.
-        """
-        settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
-        if not settings.rpc:
-            return NO_WORKERS
-        if not capabilities.knows("--rpc"):
-            raise UsageInvalid(
-                f"rpc is not supported: this llama-server ({capabilities.version}) was built without RPC.",
-                remedy="Use a llama-server with --rpc (a build with GGML_RPC=ON), or leave rpc out.",
-            )
-        if (settings.replicas or 1) > 1:
-            raise UsageInvalid(
-                f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
-                remedy="Leave replicas out, or give each of several names its own workers.",
-            )
-        extra_args = read_extra(capabilities, settings.extra)
-        if excluded := why_excluded(extra_args, settings.gpu_layers):
-            return Workers(excluded=excluded)
-        workers = choose_workers(self._ask(settings.rpc, is_start=is_start), is_start=is_start)
-        if workers.missing and need_every_worker(extra_args):
-            raise missing_error(self._launch.model_id, workers, fits=True)
-        return workers
-
-    def _ask(
-        self, workers: Sequence[str], *, is_start: bool, again: bool = False
-    ) -> tuple[WorkerAnswer, ...]:
-        """Ask the RPC workers. A start has more patience, and tries a worker that is not ready twice."""
-        from llamasup.core.llama_server.rpc import ask  # here, to keep the start short
-
-        settings = self._launch.settings
-        files = None
-        if settings.rpc_ca and settings.rpc_cert and settings.rpc_key:
-            files = TunnelFiles(settings.rpc_ca, settings.rpc_cert, settings.rpc_key)
-        return ask.ask_workers(
-            self._launch.runtime,
-            self._launch.environ,
-            workers,
-            files,
-            again=again,
-            timeout_s=ask.START_TIMEOUT_S if is_start else ask.ESTIMATE_TIMEOUT_S,
-            attempts=2 if is_start and not again else 1,
-        )
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
         launch, settings = self._launch, self._launch.settings

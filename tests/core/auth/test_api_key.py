@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from llamasup.core.auth.keys import ApiKey, KeyRing, digest_of, plain_keys
+from llamasup.core.auth.api_key import ApiKey, KeyRing, digest_of, plain_keys
 
 SALT = b"0123456789abcdef"
 

@@ -10,13 +10,13 @@ import pytest
 
 from llamasup.core.llama_server.plan_limits import PlanLimits
 from llamasup.core.planning.measured.load_history import FailedPlan, LoadHistory, Measurement, Served
-from llamasup.core.planning.measured.load_history_store import (
+from llamasup.core.planning.measured.load_times import LoadTimes
+from llamasup.core.planning.measured.stores import (
     add_times_of_runtime,
-    load,
-    save,
+    load_history,
+    save_history,
     times_of_runtime,
 )
-from llamasup.core.planning.measured.load_times import LoadTimes
 from llamasup.core.system.storage.folders import state_folder
 
 MEASUREMENT = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
@@ -29,47 +29,47 @@ KNOWN = LoadHistory((MEASUREMENT,), (OOM,))
 @pytest.fixture
 def stored(tiny_model: Path) -> Path:
     """The history file of the tiny model."""
-    save(tiny_model, KNOWN)
+    save_history(tiny_model, KNOWN)
     (path,) = (state_folder() / "experience").iterdir()
     return path
 
 
 def test_history_is_loaded_only_for_its_own_file(tiny_model: Path, stored: Path, tmp_path: Path) -> None:
-    assert load(tiny_model) == KNOWN
+    assert load_history(tiny_model) == KNOWN
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny_model.read_bytes())
-    assert load(other) == LoadHistory()
+    assert load_history(other) == LoadHistory()
 
 
 def test_served_plans_are_loaded(tiny_model: Path) -> None:
     known = LoadHistory(served=(Served("llama-server 1", "a plan"),))
-    save(tiny_model, known)
-    assert load(tiny_model) == known
+    save_history(tiny_model, known)
+    assert load_history(tiny_model) == known
 
 
 def test_served_plan_of_an_older_version_has_no_date(tiny_model: Path) -> None:
-    save(tiny_model, LoadHistory(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
+    save_history(tiny_model, LoadHistory(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
     (path,) = (state_folder() / "experience").iterdir()
     content = path.read_bytes()
     older = content.replace(b',"date":"2026-11-01"', b"")
     assert older != content
     path.write_bytes(older)
-    assert load(tiny_model) == LoadHistory(served=(Served("llama-server 1", "a plan"),))
+    assert load_history(tiny_model) == LoadHistory(served=(Served("llama-server 1", "a plan"),))
 
 
 def test_link_has_the_history_of_its_target(tiny_model: Path, stored: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny_model)
-    assert load(link) == KNOWN
+    assert load_history(link) == KNOWN
 
 
 def test_replaced_model_file_has_no_history(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"one")
-    save(model, KNOWN)
-    assert load(model) == KNOWN
+    save_history(model, KNOWN)
+    assert load_history(model) == KNOWN
     model.write_bytes(b"three")
-    assert load(model) == LoadHistory()
+    assert load_history(model) == LoadHistory()
 
 
 def test_history_is_in_the_state_folder_and_private(stored: Path) -> None:
@@ -97,9 +97,9 @@ def test_damaged_history_is_empty_and_is_replaced(damage: object, tiny_model: Pa
     damaged = damage(content)  # type: ignore[operator]
     assert damaged != content
     stored.write_bytes(damaged)
-    assert load(tiny_model) == LoadHistory()
-    save(tiny_model, KNOWN)
-    assert load(tiny_model) == KNOWN
+    assert load_history(tiny_model) == LoadHistory()
+    save_history(tiny_model, KNOWN)
+    assert load_history(tiny_model) == KNOWN
 
 
 def test_history_of_an_older_revision_is_ignored(tiny_model: Path, stored: Path) -> None:
@@ -107,7 +107,7 @@ def test_history_of_an_older_revision_is_ignored(tiny_model: Path, stored: Path)
     entry["value"] = {"lessons": [], "setback": None}
     entry["revision"] = "1"
     stored.write_bytes(msgspec.json.encode(entry))
-    assert load(tiny_model) == LoadHistory()
+    assert load_history(tiny_model) == LoadHistory()
 
 
 def test_failed_plan_without_a_count_counts_as_seen_once(tiny_model: Path, stored: Path) -> None:
@@ -118,7 +118,7 @@ def test_failed_plan_without_a_count_counts_as_seen_once(tiny_model: Path, store
         entry["value"]["setbacks"][0]["failed"],
     )
     stored.write_bytes(msgspec.json.encode(entry))
-    assert load(tiny_model) == LoadHistory((MEASUREMENT,), (OOM,))
+    assert load_history(tiny_model) == LoadHistory((MEASUREMENT,), (OOM,))
 
 
 def test_unusable_state_folder_does_not_raise(
@@ -126,13 +126,13 @@ def test_unusable_state_folder_does_not_raise(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    save(tiny_model, KNOWN)
-    assert load(tiny_model) == LoadHistory()
+    save_history(tiny_model, KNOWN)
+    assert load_history(tiny_model) == LoadHistory()
 
 
 def test_missing_model_has_no_history(tmp_path: Path) -> None:
-    save(tmp_path / "gone.gguf", KNOWN)
-    assert load(tmp_path / "gone.gguf") == LoadHistory()
+    save_history(tmp_path / "gone.gguf", KNOWN)
+    assert load_history(tmp_path / "gone.gguf") == LoadHistory()
 
 
 def test_loads_of_all_files_are_kept_by_runtime(tmp_path: Path) -> None:

@@ -1,12 +1,46 @@
-"""The rejections of a request queue: the queue is full, the model is busy, or the wait timed out."""
+"""The outcomes of a wait in a request queue, and its outlook until then.
+
+A request that is not served is rejected: the queue is full, the model is busy, or the wait timed out.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.queueing.endpoint import Endpoint, Serving
+from llamasup.core.queueing.endpoint import Endpoint, Lease, Serving
 from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.queueing.wait_estimate import retry_after_s, until_served_s
+
+
+class QueueListener(Protocol):
+    """Gets the outcome of each wait of its entry, once, and never during ``enter`` or ``requeue``."""
+
+    @property
+    def body(self) -> bytes:
+        """The request's body, to choose one of several replicas."""
+        ...
+
+    def served(self, lease: Lease) -> None: ...
+
+    def refused(self, why: Unavailable) -> None: ...
+
+
+class Outlook(Struct, frozen=True):
+    """The expectation of a waiting request. Its ``position`` is 1 if it is the next.
+
+    ``wait_s``: an estimate of the wait. ``loads``: it waits for a generation, and not only for a permit.
+    ``percent``: how much of the generation is loaded. ``eta_s``: when it will serve. None: not known.
+    """
+
+    position: int
+    wait_s: float | None
+    loads: bool
+    percent: float | None = None
+    eta_s: float | None = None
+
 
 _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
 
