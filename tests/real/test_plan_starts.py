@@ -23,7 +23,7 @@ from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.planning.memory.kv_cache import ContextShape, kv_bytes
-from llamasup.core.planning.plan import LaunchPlan, plan
+from llamasup.core.planning.plan import LaunchPlan, PlanFacts, plan
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.probe import hardware
 from tests.kit.patience import PATIENCE_S
@@ -68,7 +68,7 @@ class Launcher:
     def plan(self, *, draft: bool = False, **settings: Any) -> LaunchPlan:
         if draft:
             settings["draft_model"] = str(self.model_path)
-        return plan(
+        facts = PlanFacts(
             command=self.command,
             kind="binary",
             capabilities=self.capabilities,
@@ -82,6 +82,7 @@ class Launcher:
             library_path=str(Path(self.command[0]).parent),
             draft=self.model if draft else None,
         )
+        return plan(facts)
 
     @contextmanager
     def start(self, **settings: Any) -> Iterator[Started]:

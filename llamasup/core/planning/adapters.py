@@ -86,21 +86,31 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def loads_adapters(capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs) -> bool:
+    """Whether ``give_adapters`` loads any adapters."""
+    return bool(settings.adapters) and _why_not(capabilities, extra_args) is None
+
+
 def give_adapters(
     line: CommandLine, capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs
-) -> bool:
-    """Load the adapters of the settings at a scale of 0. Returns whether any are loaded."""
+) -> None:
+    """Load the adapters of the settings at a scale of 0."""
     if not settings.adapters:
-        return False
-    option = capabilities.find(_FLAG)
-    if extra_args.has("--lora") or extra_args.has(_FLAG):
-        line.leave_out(_FLAG, "adapters are set after --")
-        return False
-    if option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):
-        line.leave_out(_FLAG, "this build cannot separate the adapters of one request from those of the next")
-        return False
+        return
+    why_not = _why_not(capabilities, extra_args)
+    if why_not is not None:
+        line.leave_out(_FLAG, why_not)
+        return
     scaled = ",".join(f"{path}:0" for path in settings.adapters)
     line.give(_FLAG, scaled, "only requests that name an adapter use it", asked="loras")
     why = "a slot would reuse what it computed with the adapter of another request"
     line.give(_KEEP_NOTHING, None, why, asked="loras")
-    return True
+
+
+def _why_not(capabilities: Capabilities, extra_args: ExtraArgs) -> str | None:
+    if extra_args.has("--lora") or extra_args.has(_FLAG):
+        return "adapters are set after --"
+    option = capabilities.find(_FLAG)
+    if option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):
+        return "this build cannot separate the adapters of one request from those of the next"
+    return None

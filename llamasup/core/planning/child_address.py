@@ -16,7 +16,12 @@ def child_address_kind(capabilities: Capabilities, *, platform: str) -> Literal[
 
 def needs_key_file(capabilities: Capabilities) -> bool:
     """Whether this build reads an API key only from a file, not from its environment (as 2024-08 does)."""
-    return _key_variable(capabilities) is None
+    return _variable(capabilities) is None
+
+
+def key_variable(capabilities: Capabilities, address: Address, api_key: str | None) -> str | None:
+    """Return the environment variable for the key of a child on TCP, if the build reads one."""
+    return None if isinstance(address, UnixAddress) or api_key is None else _variable(capabilities)
 
 
 def give_address(
@@ -25,27 +30,23 @@ def give_address(
     address: Address,
     api_key: str | None,
     api_key_file: str | None,
-) -> str | None:
-    """Add host, port and key. Returns the environment variable for the key, if the build reads one."""
+) -> None:
+    """Add host, port and key. ``key_variable`` has the key if the build reads one from its environment."""
     if isinstance(address, UnixAddress):
         why = "a Unix socket in a private folder, which other users cannot reach"
         line.give("--host", address.path, why, essential=True)
         why = "has no effect with a Unix socket; passed because its default is changing"
         line.give("--port", 0, why, essential=True)
-        return None
+        return
     line.give("--host", address.host, "only this machine can connect", essential=True)
     line.give("--port", address.port, "a free port, chosen before the start", essential=True)
-    if api_key is None:
-        return None
-    variable = _key_variable(capabilities)
-    if variable is None:
+    if api_key is not None and needs_key_file(capabilities):
         if api_key_file is None:
             raise ValueError("this build takes its API key from a file only: see needs_key_file")
         why = "other users of this machine can reach the port"
         line.give("--api-key-file", api_key_file, why, essential=True)
-    return variable
 
 
-def _key_variable(capabilities: Capabilities) -> str | None:
+def _variable(capabilities: Capabilities) -> str | None:
     option = capabilities.find("--api-key")
     return None if option is None or option.removed else option.env

@@ -1,13 +1,13 @@
 """Turns facts and settings into one command line and environment, with a reason for each flag (pure).
 
-``plan`` never looks at the number of a build, only at the flags that its ``--help`` lists. A flag that the
-build lacks is left out with a reason; if the user's own setting needs it, ``plan`` raises an error. Reasons
-are clauses in lower case without a full stop.
+``_STEPS`` lists the flags in the order of the command line. ``plan`` never looks at the number of a build,
+only at the flags that its ``--help`` lists. A flag that the build lacks is left out with a reason; if the
+user's own setting needs it, ``plan`` raises an error. Reasons are clauses in lower case without a full stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from msgspec import Struct, structs
@@ -21,15 +21,16 @@ from llamasup.core.llama_server.memory_log import give_size_log
 from llamasup.core.llama_server.plan_limits import PlanLimits, Reduction
 from llamasup.core.llama_server.rpc.workers import NO_WORKERS, Workers, give_workers, warnings_of
 from llamasup.core.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
-from llamasup.core.planning.adapters import give_adapters
+from llamasup.core.planning.adapters import give_adapters, loads_adapters
 from llamasup.core.planning.checkpoints import give_checkpoints
-from llamasup.core.planning.child_address import give_address
+from llamasup.core.planning.child_address import give_address, key_variable
 from llamasup.core.planning.context import give_context
 from llamasup.core.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
-from llamasup.core.planning.inputs import preferences
+from llamasup.core.planning.inputs import Preferences, preferences
 from llamasup.core.planning.kv_type import give_kv_cache
 from llamasup.core.planning.machine_flags import (
     WHY_SPIN,
+    Threads,
     decide_prompt_cache,
     decide_threads,
     give_lock,
@@ -48,14 +49,11 @@ from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.planning.model_class_rules import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
 from llamasup.core.planning.placement import give_gpu_layers
 from llamasup.core.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.core.planning.sizes import choose_sizes
+from llamasup.core.planning.sizes import PlanSizes, choose_sizes
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.environment import WHY_SET, RuntimeKind, child_environment
-
-__all__ = ["LaunchPlan", "Reason", "plan"]
-
 
 _MIB = 1 << 20
 _BARE_CONTEXT = 8192
@@ -137,61 +135,146 @@ class LaunchPlan(Struct, frozen=True):
         return {name: "***" if name in self.secret_names else value for name, value in self.env.items()}
 
 
-def plan(
-    *,
-    command: tuple[str, ...],
-    kind: RuntimeKind,
-    capabilities: Capabilities,
-    model: ModelFacts,
-    model_path: str,
-    hardware: Hardware,
-    settings: Settings,
-    address: Address,
-    environ: Mapping[str, str],
-    config_home: str,
-    library_path: str | None = None,
-    draft: ModelFacts | None = None,
-    mmproj: ModelFacts | None = None,
-    found: Pairing | None = None,
-    api_key: str | None = None,
-    api_key_file: str | None = None,
-    bounds: PlanLimits = _NO_LIMITS,
-    history: LoadHistory = _NO_HISTORY,
-    shared: bool = False,
-    slot_home: SlotHome | None = None,
-    measured: Measured | None = None,
-    workers: Workers = NO_WORKERS,
-) -> LaunchPlan:
-    """Choose the command line and environment for this model, machine and build, with a reason for each flag.
+class PlanFacts(Struct, frozen=True, kw_only=True):
+    """Everything that decides a plan. Paths (also in ``settings``) are absolute."""
 
-    Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
-    ``mmproj`` are the facts of those two files, set by option or after ``--``; ``found`` is the projector in
-    the model's folder if none is set. ``api_key`` is for a child on TCP; ``api_key_file`` holds it if
-    ``needs_key_file``. ``bounds`` limit the sizes, and ``history`` holds the measurements of earlier loads.
-    ``shared``: other models need the spare memory. ``slot_home``: the folder for saved slots, if any.
-    ``measured``: changes that replace the plan's own choices. ``workers``: the RPC workers, whose devices are
-    among those of ``capabilities``.
+    command: tuple[str, ...]
+    kind: RuntimeKind
+    capabilities: Capabilities  # with the devices of the RPC workers
+    model: ModelFacts
+    model_path: str
+    hardware: Hardware
+    settings: Settings
+    address: Address  # where the child will listen
+    environ: Mapping[str, str]
+    config_home: str
+    library_path: str | None = None
+    draft: ModelFacts | None = None  # of the draft model, set by option or after ``--``
+    mmproj: ModelFacts | None = None  # of the projector, set by option or after ``--``
+    found: Pairing | None = None  # the projector in the model's folder, if none is set
+    api_key: str | None = None  # for a child on TCP
+    api_key_file: str | None = None  # holds the key if ``needs_key_file``
+    bounds: PlanLimits = _NO_LIMITS  # limit the sizes
+    history: LoadHistory = _NO_HISTORY  # the measurements of earlier loads
+    shared: bool = False  # other models need the spare memory
+    slot_home: SlotHome | None = None  # the folder for saved slots, if any
+    measured: Measured | None = None  # changes that replace the plan's own choices
+    workers: Workers = NO_WORKERS
+
+
+class _Choices(Struct, frozen=True):
+    """The facts, and the choices on which several flags depend."""
+
+    facts: PlanFacts
+    by_user: ExtraArgs
+    measured: ExtraArgs
+    extra_args: ExtraArgs  # both
+    prefers: Preferences
+    runtime: str
+    sizes: PlanSizes
+    threads: Threads
+    budget_mib: int  # of the prompt cache
+    why_budget: str
+    no_repack: str | None  # the reason why the weights are not repacked for the CPU
+    no_lock: str | None  # the reason why the weights are not locked in memory
+    draft_name: str | None
+    draft_counts: DraftCounts | None
+
+
+def plan(facts: PlanFacts) -> LaunchPlan:
+    """Choose the command line and environment for this model, machine and build, with a reason for each flag.
 
     Raises UsageInvalid (an invalid setting, or one that the build does not support), ModelInvalid (a file
     that cannot be served by itself) and RuntimeMissing (a build that does not support this class of model).
     """
-    refuse_unservable(model, model_path)
-    if bounds.bare:
-        # A context that fits where the planned one did.
-        smallest = min(model.context_length, _BARE_CONTEXT) or _BARE_CONTEXT
-        settings = structs.replace(
-            settings,
-            profile="plain",
-            ctx_size=settings.ctx_size or smallest,
-            parallel=settings.parallel or 1,
-        )
+    refuse_unservable(facts.model, facts.model_path)
+    if facts.bounds.bare:
+        facts = replace(facts, settings=_bare_settings(facts.settings, facts.model))
+    chosen = _choose(facts)
+    capabilities, settings, sizes, measured = facts.capabilities, facts.settings, chosen.sizes, facts.measured
+    line = CommandLine(
+        facts.command,
+        capabilities,
+        chosen.by_user,
+        only_asked=chosen.prefers.server_defaults,
+        measured=chosen.measured,
+        why_measured="" if measured is None else measured.why,
+    )
+    for step in _STEPS:
+        step(line, chosen)
+    keeps_slots = give_slot_folder(
+        line,
+        settings,
+        sizes.serves,
+        facts.slot_home,
+        unified=sizes.context.unified,
+        adapts=loads_adapters(capabilities, settings, chosen.extra_args),
+    )
+    give_size_log(line, capabilities, measured=sizes.correction.measured)
+    line.append_extra()
+    slots = None
+    if keeps_slots and facts.slot_home is not None:
+        slots = kept_slots(line, facts.slot_home, _slot_runtime(chosen), sizes.parallel)
+
+    env, why_env = _environment(chosen)
+    secret = key_variable(capabilities, facts.address, facts.api_key)
+    return LaunchPlan(
+        argv=line.argv,
+        env=env,
+        env_reasons=why_env,
+        secret_names=frozenset() if secret is None else frozenset({secret}),
+        reasons=line.reasons,
+        memory=sizes.memory.with_prompt_cache(
+            chosen.budget_mib * _MIB if capabilities.knows("--cache-ram") else 0
+        ),
+        address=facts.address,
+        ctx_size=sizes.context.per_request,
+        least_ctx_size=sizes.least_ctx_size,
+        parallel=sizes.parallel,
+        image_tokens=sizes.context.image_tokens,
+        kv_type=sizes.kv_type,
+        model_class=sizes.serves,
+        api_key=None if isinstance(facts.address, UnixAddress) else facts.api_key,
+        key=sizes.key,
+        correction=sizes.correction,
+        shape=sizes.shape,
+        layers=facts.model.layers,
+        flash_attn=sizes.kv.flash,
+        gpu_layers=sizes.gpu_layers,
+        smaller_kv_type=sizes.smaller_kv_type,
+        bounds=sizes.bounds,
+        checked=settings.check_memory and not chosen.prefers.server_defaults,
+        adjustable=sizes.adjustable,
+        nice=settings.nice,
+        draft=chosen.draft_name,
+        draft_counts=chosen.draft_counts,
+        measured=measured,
+        workers=facts.workers.addresses,
+        build=capabilities.version,
+        warnings=(
+            *warnings_of(facts.workers),
+            *filter(None, [sizes.context.cut, unknown_warning(facts.model)]),
+        ),
+        slots=slots,
+    )
+
+
+def _bare_settings(settings: Settings, model: ModelFacts) -> Settings:
+    smallest = min(model.context_length, _BARE_CONTEXT) or _BARE_CONTEXT  # it fits where the planned one did
+    return structs.replace(
+        settings,
+        profile="plain",
+        ctx_size=settings.ctx_size or smallest,
+        parallel=settings.parallel or 1,
+    )
+
+
+def _choose(facts: PlanFacts) -> _Choices:
+    capabilities, model, hardware, settings = facts.capabilities, facts.model, facts.hardware, facts.settings
     by_user = read_extra(capabilities, settings.extra)
-    better = ExtraArgs() if measured is None else read_extra(capabilities, measured.changes.words)
+    better = ExtraArgs() if facts.measured is None else read_extra(capabilities, facts.measured.changes.words)
     extra_args = ExtraArgs((*better.options, *by_user.options))
-    runtime = runtime_id(command, capabilities)
-    # A rebuild of the same commit can read the slots that the earlier build saved.
-    is_identified = names_commit(capabilities.version)
-    slot_runtime = runtime_id(command, replace(capabilities, build="")) if is_identified else runtime
+    runtime = runtime_id(facts.command, capabilities)
     prefers = preferences(settings.profile)
     sizes = choose_sizes(
         capabilities,
@@ -199,144 +282,159 @@ def plan(
         hardware,
         settings,
         extra_args,
-        kind=kind,
+        kind=facts.kind,
         runtime=runtime,
-        draft=draft,
-        projector=projector_loaded(capabilities, model, settings, extra_args, mmproj, found),
-        bounds=bounds,
-        history=history,
-        shared=shared,
+        draft=facts.draft,
+        projector=projector_loaded(capabilities, model, settings, extra_args, facts.mmproj, facts.found),
+        bounds=facts.bounds,
+        history=facts.history,
+        shared=facts.shared,
     )
-    serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
+    drafter, memory, on_device = sizes.drafter, sizes.memory, sizes.gpu_layers != 0
     threads = decide_threads(hardware, settings, extra_args)
     budget_mib, why_budget = decide_prompt_cache(
-        capabilities, memory, serves, extra_args, prefers, shared=shared
+        capabilities, memory, sizes.serves, extra_args, prefers, shared=facts.shared
     )
     no_repack = why_no_repack(hardware, model, memory, extra_args, prefers, budget_bytes=budget_mib * _MIB)
     no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
-
-    line = CommandLine(
-        command,
-        capabilities,
-        by_user,
-        only_asked=prefers.server_defaults,
-        measured=better,
-        why_measured="" if measured is None else measured.why,
-    )
-    why = "the requested model" + ("" if model.known else f"; {UNKNOWN}")
-    line.give("--model", _absolute("model", model_path), why, essential=True)
-    _name(line, settings, model_path)
-    key_variable = give_address(line, capabilities, address, api_key, api_key_file)
-    give_workers(line, workers)
-    give_purpose(line, capabilities, model, serves)
-    give_context(line, settings, sizes.context)
-    give_kv_cache(line, capabilities, model, settings, sizes.kv)
-    give_threads(line, settings, threads)
-    give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
-    give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
-    give_lock(line, capabilities, no_lock, extra_args)
-    line.give("--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache")
-    give_checkpoints(line, sizes.checkpoints)
-    if no_repack is not None:
-        line.give("--no-repack", None, no_repack)
     draft_name = None if drafter is None else drafter.path or drafter.spec_type
-    counts = None if draft_name is None else counts_for(history.drafts, runtime, draft_name)
-    if drafter is not None:
+    counts = None if draft_name is None else counts_for(facts.history.drafts, runtime, draft_name)
+    return _Choices(
+        *(facts, by_user, better, extra_args, prefers, runtime, sizes, threads),
+        *(budget_mib, why_budget, no_repack, no_lock, draft_name, counts),
+    )
+
+
+def _slot_runtime(chosen: _Choices) -> str:
+    """Name the build for saved slots. A rebuild of the same commit can read slots of the earlier build."""
+    capabilities = chosen.facts.capabilities
+    if not names_commit(capabilities.version):
+        return chosen.runtime
+    return runtime_id(chosen.facts.command, replace(capabilities, build=""))
+
+
+def _environment(chosen: _Choices) -> tuple[dict[str, str], dict[str, str]]:
+    """Choose the variables of the child, with the reasons of those that are not the user's own."""
+    facts = chosen.facts
+    env = child_environment(
+        facts.environ,
+        kind=facts.kind,
+        platform=facts.hardware.platform,
+        config_home=facts.config_home,
+        library_path=facts.library_path,
+    )
+    why = {name: reason for name, reason in WHY_SET.items() if name in env}
+    if facts.measured is not None:
+        changed = dict(facts.measured.changes.env)
+        env |= changed
+        why |= dict.fromkeys(changed, facts.measured.why)
+    spin = spin_settings(env, chosen.prefers)
+    env |= spin
+    why |= dict.fromkeys(spin, WHY_SPIN)
+    variable = key_variable(facts.capabilities, facts.address, facts.api_key)
+    if variable is not None and facts.api_key is not None:
+        env[variable] = facts.api_key
+        why[variable] = "other users of this machine can reach the port"
+    return env, why
+
+
+# --- the flags -----------------------------------------------------------------------------------
+
+
+def _give_model(line: CommandLine, chosen: _Choices) -> None:
+    model, path = chosen.facts.model, chosen.facts.model_path
+    if not PurePath(path).root:  # else it could be read as a flag; making it absolute is an effect
+        raise ValueError(f"the path of model must be absolute here: {path!r}")
+    line.give(
+        "--model", path, "the requested model" + ("" if model.known else f"; {UNKNOWN}"), essential=True
+    )
+    alias = chosen.facts.settings.alias
+    why = "set with --alias" if alias else "the file's name, so that answers contain no path"
+    # A build without it is no error: clients ask llamasup for the model, and llamasup knows the name.
+    line.give("--alias", names_of(path, alias).name, why, essential=True)
+
+
+def _give_prompt_cache(line: CommandLine, chosen: _Choices) -> None:
+    line.give("--cache-ram", chosen.budget_mib, chosen.why_budget, otherwise="this build has no prompt cache")
+
+
+def _give_no_repack(line: CommandLine, chosen: _Choices) -> None:
+    if chosen.no_repack is not None:
+        line.give("--no-repack", None, chosen.no_repack)
+
+
+def _give_drafts(line: CommandLine, chosen: _Choices) -> None:
+    sizes, capabilities = chosen.sizes, chosen.facts.capabilities
+    if sizes.drafter is not None:
         give_drafter(
             line,
             capabilities,
-            drafter,
+            sizes.drafter,
             sizes.draft_shape,
-            memory_bytes=memory.draft_bytes,
-            on_device=on_device,
-            counts=counts,
+            memory_bytes=sizes.memory.draft_bytes,
+            on_device=sizes.gpu_layers != 0,
+            counts=chosen.draft_counts,
         )
     elif sizes.bounds.drafts_off:
         line.leave_out("--spec-type", sizes.bounds.why, value="draft-mtp")
-    elif settings.draft_model is not None:
-        off = drafting_off(capabilities, extra_args)
+    elif chosen.facts.settings.draft_model is not None:
+        off = drafting_off(capabilities, chosen.extra_args)
         line.leave_out(capabilities.knows(*DRAFT_MODEL) or DRAFT_MODEL[0], f"{off} uses no draft model")
-    give_projector(line, serves, settings, found, hardware.has_ffmpeg)
-    adapts = give_adapters(line, capabilities, settings, extra_args)
-    if serves is ModelClass.DECODER and model.chat_template.present:
+
+
+def _give_chat_template(line: CommandLine, chosen: _Choices) -> None:
+    if chosen.sizes.serves is ModelClass.DECODER and chosen.facts.model.chat_template.present:
         why = "applies the model's own chat template, tool calls included"
-        line.give("--jinja", None, why, otherwise=_NO_JINJA)
+        otherwise = "this build has only the usual chat templates built in, and reads no others"
+        line.give("--jinja", None, why, otherwise=otherwise)
+
+
+def _give_monitoring(line: CommandLine, _: _Choices) -> None:
     line.give("--metrics", None, "llamasup reads progress and token counts from /metrics")
     why = "llamasup reads the state of each slot from /slots"
     line.give("--slots", None, why, otherwise="this build always has it")
-    keeps_slots = give_slot_folder(
-        line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
-    )
-    give_size_log(line, capabilities, measured=sizes.correction.measured)
-    line.append_extra()
 
-    env = child_environment(
-        environ,
-        kind=kind,
-        platform=hardware.platform,
-        config_home=config_home,
-        library_path=library_path,
-    )
-    why_env = {name: why for name, why in WHY_SET.items() if name in env}
-    if measured is not None:
-        env |= dict(measured.changes.env)
-        why_env |= dict.fromkeys(dict(measured.changes.env), measured.why)
-    spin = spin_settings(env, prefers)
-    env |= spin
-    why_env |= dict.fromkeys(spin, WHY_SPIN)
-    if key_variable is not None and api_key is not None:
-        env[key_variable] = api_key
-        why_env[key_variable] = "other users of this machine can reach the port"
-    return LaunchPlan(
-        argv=line.argv,
-        env=env,
-        env_reasons=why_env,
-        secret_names=frozenset() if key_variable is None else frozenset({key_variable}),
-        reasons=line.reasons,
-        memory=memory.with_prompt_cache(budget_mib * _MIB if capabilities.knows("--cache-ram") else 0),
-        address=address,
-        ctx_size=sizes.context.per_request,
-        least_ctx_size=sizes.least_ctx_size,
-        parallel=sizes.parallel,
-        image_tokens=sizes.context.image_tokens,
-        kv_type=sizes.kv_type,
-        model_class=serves,
-        api_key=None if isinstance(address, UnixAddress) else api_key,
-        key=sizes.key,
-        correction=sizes.correction,
-        shape=sizes.shape,
-        layers=model.layers,
-        flash_attn=sizes.kv.flash,
-        gpu_layers=sizes.gpu_layers,
-        smaller_kv_type=sizes.smaller_kv_type,
-        bounds=sizes.bounds,
-        checked=settings.check_memory and not prefers.server_defaults,
-        adjustable=sizes.adjustable,
-        nice=settings.nice,
-        draft=draft_name,
-        draft_counts=counts,
-        measured=measured,
-        workers=workers.addresses,
-        build=capabilities.version,
-        warnings=(*warnings_of(workers), *filter(None, [sizes.context.cut, unknown_warning(model)])),
-        slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
-        if keeps_slots and slot_home is not None
-        else None,
+
+def _give_priority(line: CommandLine, chosen: _Choices) -> None:
+    drafts = chosen.sizes.drafter is not None
+    give_priority(line, why_no_priority(chosen.facts.hardware, chosen.threads, draft=drafts))
+
+
+def _give_gpu_layers(line: CommandLine, chosen: _Choices) -> None:
+    facts, sizes = chosen.facts, chosen.sizes
+    give_gpu_layers(
+        line, facts.capabilities, facts.model, facts.settings, sizes.bounds, sizes.memory.gpu_layers
     )
 
 
-_NO_JINJA = "this build has only the usual chat templates built in, and reads no others"
-
-
-def _name(line: CommandLine, settings: Settings, model_path: str) -> None:
-    name = names_of(model_path, settings.alias).name
-    why = "set with --alias" if settings.alias else "the file's name, so that answers contain no path"
-    # A build without it is no error: clients ask llamasup for the model, and llamasup knows the name.
-    line.give("--alias", name, why, essential=True)
-
-
-def _absolute(setting: str, path: str) -> str:
-    """A path with a root cannot be read as a flag. The caller resolves it, because that is an effect."""
-    if not PurePath(path).root:
-        raise ValueError(f"the path of {setting} must be absolute here: {path!r}")
-    return path
+_STEPS: tuple[Callable[[CommandLine, _Choices], None], ...] = (
+    _give_model,
+    lambda line, chosen: give_address(
+        line, chosen.facts.capabilities, chosen.facts.address, chosen.facts.api_key, chosen.facts.api_key_file
+    ),
+    lambda line, chosen: give_workers(line, chosen.facts.workers),
+    lambda line, chosen: give_purpose(
+        line, chosen.facts.capabilities, chosen.facts.model, chosen.sizes.serves
+    ),
+    lambda line, chosen: give_context(line, chosen.facts.settings, chosen.sizes.context),
+    lambda line, chosen: give_kv_cache(
+        line, chosen.facts.capabilities, chosen.facts.model, chosen.facts.settings, chosen.sizes.kv
+    ),
+    lambda line, chosen: give_threads(line, chosen.facts.settings, chosen.threads),
+    _give_priority,
+    _give_gpu_layers,
+    lambda line, chosen: give_lock(line, chosen.facts.capabilities, chosen.no_lock, chosen.extra_args),
+    _give_prompt_cache,
+    lambda line, chosen: give_checkpoints(line, chosen.sizes.checkpoints),
+    _give_no_repack,
+    _give_drafts,
+    lambda line, chosen: give_projector(
+        line, chosen.sizes.serves, chosen.facts.settings, chosen.facts.found, chosen.facts.hardware.has_ffmpeg
+    ),
+    lambda line, chosen: give_adapters(
+        line, chosen.facts.capabilities, chosen.facts.settings, chosen.extra_args
+    ),
+    _give_chat_template,
+    _give_monitoring,
+)
+"""The flags in the order of the command line. Each step adds its flags and their reasons from the choices."""

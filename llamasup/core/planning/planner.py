@@ -80,9 +80,8 @@ from llamasup.core.planning.measured.tuned import (
     result_for,
 )
 from llamasup.core.planning.memory.shares import MemoryBudget
-from llamasup.core.planning.plan import LaunchPlan, plan
+from llamasup.core.planning.plan import LaunchPlan, PlanFacts, plan
 from llamasup.core.planning.plan_report import plan_as_json, reductions, refusal
-from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.hardware.probe import hardware
@@ -177,23 +176,19 @@ class Planner:
         """
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
-        machine = self._machine()
         self._workers = find_workers(self._launch, is_start=generation is not None)
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
                 self._devices = devices_now(self._launch.runtime, self._launch.environ)
-
-        def candidate(bounds: PlanLimits) -> LaunchPlan:
-            settings = self._launch.settings
-            return self._candidate(settings, machine, endpoint, bounds, measured=self._measured)
-
+        facts = self._facts(endpoint)
         if self._trial is None:
-            self._result = self._kept(machine)
+            self._result = self._kept(facts.hardware)
             self._measured = None if self._result is None else self._result.measured
-            if self._measured is not None and not self._is_usable(candidate):
+            if self._measured is not None and not self._is_usable(replace(facts, measured=self._measured)):
                 self._measured = None
-        preferred = candidate(PlanLimits())
+            facts = replace(facts, measured=self._measured)
+        preferred = plan(facts)
         self._preferred_key = preferred.key
         if self._failures:
             start = self._failures[-1].adjustment.bounds
@@ -201,10 +196,10 @@ class Planner:
             available_bytes = preferred.memory.available_bytes
             start = limits_from(self._history, self._runtime, preferred.key, available_bytes, _today())
         if not self._checks_memory:
-            made = candidate(start)
+            made = plan(replace(facts, bounds=start))
             found = Admission(made, (made,))
         else:
-            found = admit(candidate, start)
+            found = admit(lambda bounds: plan(replace(facts, bounds=bounds)), start)
         reduced = reductions(preferred, found.plan, self._launch.settings)
         return replace(found, plan=replace(found.plan, reduced=reduced)) if reduced else found
 
@@ -220,8 +215,8 @@ class Planner:
         return self._conditions(self._machine())
 
     def _conditions(self, machine: Hardware) -> Conditions:
-        launch, endpoint = self._launch, self._placeholder_endpoint()
-        plain = self._candidate(launch.settings, machine, endpoint, PlanLimits(), measured=None)
+        launch = self._launch
+        plain = plan(replace(self._facts(self._placeholder_endpoint()), hardware=machine, measured=None))
         return Conditions(
             self._runtime,
             machine_key(machine, self._devices, cpu=native.cpu_name()),
@@ -230,10 +225,10 @@ class Planner:
             defaults_key(plain.argv, plain.env),
         )
 
-    def _is_usable(self, candidate: Callable[[PlanLimits], LaunchPlan]) -> bool:
+    def _is_usable(self, facts: PlanFacts) -> bool:
         """Whether the plan with the result is valid and fits in memory; else the plan without it is used."""
         try:
-            return candidate(PlanLimits()).memory.fits or not self._checks_memory
+            return plan(facts).memory.fits or not self._checks_memory
         except LlamasupError:  # a damaged file can name any flag
             return False
 
@@ -243,15 +238,13 @@ class Planner:
             return None
         if self._workers.missing:
             return missing_error(self._launch.model_id, self._workers)
-        machine, endpoint = self._machine(), self._placeholder_endpoint()
+        facts = self._facts(self._placeholder_endpoint())
         fitting = largest_that_fits(
             admission.considered[-1],
-            self._launch.settings,
-            lambda settings, bounds: self._candidate(
-                settings, machine, endpoint, bounds, measured=self._measured
-            ),
+            facts.settings,
+            lambda settings, bounds: plan(replace(facts, settings=settings, bounds=bounds)),
         )
-        extra = self._launch.settings.extra
+        extra = facts.settings.extra
         by_config = self._budget is not None
         return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config)
 
@@ -296,15 +289,15 @@ class Planner:
         last = self._failures[-1] if self._failures else None
         if last is not None and last.plan is made:
             return last.adjustment
-        machine, endpoint = self._machine(), self._placeholder_endpoint()
         lacks_memory = is_out_of_memory(diagnosis)
         if made.measured is not None:
             self._result_failed = True
             self._suspect = None if lacks_memory else self._result
         self._measured = None
+        facts = self._facts(self._placeholder_endpoint())
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
-            return self._candidate(self._launch.settings, machine, endpoint, bounds, measured=None)
+            return plan(replace(facts, bounds=bounds))
 
         taken = 0 if last is None else last.adjustment.step
         if made.measured is not None and not lacks_memory:
@@ -405,26 +398,19 @@ class Planner:
         machine = hardware()
         return machine if self._budget is None else self._budget().of_host(machine)
 
-    def _candidate(
-        self,
-        settings: Settings,
-        machine: Hardware,
-        endpoint: _Endpoint,
-        bounds: PlanLimits,
-        *,
-        measured: Measured | None,
-    ) -> LaunchPlan:
+    def _facts(self, endpoint: _Endpoint) -> PlanFacts:
+        """Collect the facts of a plan as they are now."""
         launch, runtime = self._launch, self._launch.runtime
         devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
         devices = (*devices, *self._workers.devices)
-        return plan(
+        return PlanFacts(
             command=runtime.command,
             kind=runtime.kind,
             capabilities=replace(runtime.capabilities, devices=devices),
             model=launch.model,
             model_path=str(launch.model_path),
-            hardware=machine,
-            settings=settings,
+            hardware=self._machine(),
+            settings=launch.settings,
             address=endpoint.address,
             environ=launch.environ,
             config_home=str(self._folder),
@@ -434,11 +420,10 @@ class Planner:
             found=launch.found,
             api_key=endpoint.key,
             api_key_file=endpoint.key_file,
-            bounds=bounds,
             history=self._history,
             shared=self._budget is not None,
             slot_home=self._slot_home,
-            measured=measured,
+            measured=self._measured,
             workers=self._workers,
         )
 

@@ -11,7 +11,7 @@ from llamasup.core.http.address import Address, TcpAddress, UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities, Option, parse_help
 from llamasup.core.llama_server.plan_limits import PlanLimits
 from llamasup.core.planning.child_address import child_address_kind
-from llamasup.core.planning.plan import LaunchPlan, plan
+from llamasup.core.planning.plan import LaunchPlan, PlanFacts, plan
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
@@ -142,7 +142,7 @@ def planned(
         "api_key": None if isinstance(address, UnixAddress) else "sk-child",
         "api_key_file": None if isinstance(address, UnixAddress) else "/run/llamasup/1/key",
     }
-    return plan(**(options | rest))
+    return plan(PlanFacts(**(options | rest)))
 
 
 def ladder(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.llama_server.slots.policy import SlotHome
 from llamasup.core.planning.child_address import child_address_kind, needs_key_file
 from llamasup.core.planning.memory.kv_cache import CACHE_TYPES
 from llamasup.core.planning.plan import LaunchPlan
@@ -1088,3 +1089,17 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
 def test_json_of_a_refused_plan_has_the_remedy() -> None:
     made = planned(hardware=machine(memory_available_bytes=GIB))
     assert as_json(made)["remedy"] == refusal("example", made, made).remedy
+
+
+@pytest.mark.parametrize(("version", "is_shared"), [("7800 (a47667cf)", True), ("build 0", False)])
+def test_another_build_reads_saved_slots_only_if_its_commit_is_the_same(
+    version: str, is_shared: bool
+) -> None:
+    home = SlotHome("/cache/slots", (("/models/example-8b.gguf", 1, 2),))
+    builds = [replace(capabilities(NEW), version=version, build=build) for build in ("one", "two")]
+    first, second = (planned(build, keep_slots=True, slot_home=home).slots for build in builds)
+    assert first is not None
+    assert second is not None
+    assert (first.folder, first.count) == ("/cache/slots", 4)
+    assert (first.key == second.key) is is_shared
+    assert planned(keep_slots=True).slots is None
