@@ -19,7 +19,8 @@ from llamasup.core.models.access import output_modalities, resolved
 from llamasup.core.models.attachments import Attachments
 from llamasup.core.models.by_name import default_folders
 from llamasup.core.models.found import FoundModel
-from llamasup.core.models.registry import Problem, Registry, build
+from llamasup.core.models.registry import Registry, build
+from llamasup.core.models.rules import Problem
 from llamasup.core.models.search import Search, search_models
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.system.storage.paths import PathKind, expanded, path_kind

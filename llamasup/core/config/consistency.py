@@ -326,15 +326,18 @@ def _fleet_issues(config: Config) -> _Found:
     fleet = config.fleet
     if fleet is None:
         return
-    if fleet.min_replicas > fleet.max_replicas:
-        what = f"min_replicas is {fleet.min_replicas}, and max_replicas {fleet.max_replicas}"
-        yield ("fleet", "min_replicas"), f"{what}; the least number must not be above the largest"
+    replicas: list[tuple[Place, int, int]] = [
+        (("fleet", "min_replicas"), fleet.min_replicas, fleet.max_replicas)
+    ]
     for name, own in fleet.models.items():
-        least = fleet.min_replicas if own.min_replicas is None else own.min_replicas
-        most = fleet.max_replicas if own.max_replicas is None else own.max_replicas
-        if least > most and (own.min_replicas is not None or own.max_replicas is not None):
+        if own.min_replicas is not None or own.max_replicas is not None:
+            least = fleet.min_replicas if own.min_replicas is None else own.min_replicas
+            most = fleet.max_replicas if own.max_replicas is None else own.max_replicas
+            replicas.append((("fleet", "models", name), least, most))
+    for place, least, most in replicas:
+        if least > most:
             what = f"min_replicas is {least}, and max_replicas {most}"
-            yield ("fleet", "models", name), f"{what}; the least number must not be above the largest"
+            yield place, f"{what}; the least number must not be above the largest"
     if fleet.listen is not None and int(fleet.listen.rpartition(":")[2]) not in range(1, 65536):
         yield ("fleet", "listen"), f"invalid port in {shown(fleet.listen)}; a port is from 1 to 65535"
     for place, entry in (

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llamasup.core.config import Config
-from llamasup.core.models.debounce import DebouncePolicy, debounce_by_age
+from llamasup.core.models.debounce import DebouncePolicy, below, debounce_by_age
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.search import Search, known_caches, search_models
@@ -58,7 +58,7 @@ def _settled(before: Search, now: Search) -> tuple[Search, float]:
     """Find the changes of ``now`` that have settled, and how long to wait for the others."""
     now_s = time.time_ns() / 1e9  # comparable with the files' times
     found = debounce_by_age(before.found, now.found, now_s, missing=now.hidden)
-    hidden = tuple(f"{folder.rstrip('/')}/" for folder in now.hidden)
+    hidden = below(now.hidden)
     # Models that are new in the config count at once.
     known = [
         model

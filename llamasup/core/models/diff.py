@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from llamasup.core.models.spec import ModelSpec
 
-__all__ = ["Changes", "changes"]
-
 _NONE: Mapping[str, ModelSpec] = MappingProxyType({})
 
 

@@ -96,10 +96,14 @@ def _named(options: ModelSettings) -> Iterator[str]:
     yield from options.files
     for word in options.extra or ():
         for value in (word, word.partition("=")[2]):
-            # Adapters are written as a.gguf:0.5,b.gguf:0.
-            for path in (value, *(each.rpartition(":")[0] or each for each in value.split(","))):
+            for path in (value, *adapters_in(value)):
                 if _is_path(path):
                     yield path
+
+
+def adapters_in(value: str) -> list[str]:
+    """Split an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters, into paths."""
+    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
 
 
 def _is_path(text: str) -> bool:

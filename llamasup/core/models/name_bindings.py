@@ -21,8 +21,6 @@ from llamasup.core.settings.model import OF_NAME, ModelSettings
 from llamasup.core.system.text import one_of_these
 from llamasup.errors import LlamasupError
 
-__all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
-
 
 class NameBinding(Struct, frozen=True):
     """The names, the file and the options of one model.

@@ -23,8 +23,6 @@ from llamasup.core.settings.names import is_pattern
 from llamasup.core.system.text import joined_row, one_of_these
 from llamasup.errors import LlamasupError
 
-__all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build", "with_options"]
-
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _NO_DEFAULTS = ModelSettings()
 

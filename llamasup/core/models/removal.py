@@ -22,6 +22,7 @@ from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, parse_ref
 from llamasup.core.hub.store import downloaded, is_file, paths_of_url
 from llamasup.core.models.attachments import projector_going_with
 from llamasup.core.models.by_name import did_you_mean, file_of
+from llamasup.core.models.file_use import adapters_in
 from llamasup.core.models.folder import list_models
 from llamasup.core.models.found import FoundModel
 from llamasup.core.system.text import printable
@@ -175,18 +176,13 @@ def refuse_loaded(removal: Removal) -> None:
         command_line = process.info["cmdline"] or ()
         # llama-server has the path after a flag; a program that only reads the file has it as an argument.
         values = [value for flag, value in pairwise(command_line) if flag.startswith("-")]
-        paths = (path for value in values for path in (value, *_adapters(value)))
+        paths = (path for value in values for path in (value, *adapters_in(value)))
         models = [path for path in paths if path.lower().endswith(".gguf")]
         if models and not files.isdisjoint(_real_paths(models, process)):
             raise UsageInvalid(
                 f"{printable(removal.name)} is loaded by process {process.pid}.",
                 remedy="Unload it first (llamasup unload MODEL), or stop that process.",
             )
-
-
-def _adapters(value: str) -> list[str]:
-    """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
-    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
 
 
 def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:

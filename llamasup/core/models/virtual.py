@@ -15,8 +15,6 @@ from llamasup.core.models.names import folded
 from llamasup.core.settings.sections import VirtualEntry
 from llamasup.errors import ConfigInvalid
 
-__all__ = ["Candidate", "Changes", "candidates_of", "check_virtual", "spellings_of", "virtual_mistakes"]
-
 MAX_CANDIDATES: Final = 64
 """Of one virtual model; each is looked at for each of its requests."""
 MAX_CHAIN: Final = 8

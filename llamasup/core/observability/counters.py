@@ -13,20 +13,6 @@ import msgspec
 
 from llamasup.core.supervision.states import State
 
-__all__ = [
-    "CANCELLED",
-    "FIRST_BYTE_BOUNDS_S",
-    "GAVE_WAY",
-    "REQUEST_BOUNDS_S",
-    "SPEED_BOUNDS",
-    "Histogram",
-    "InstanceGauges",
-    "Metrics",
-    "ModelMetrics",
-    "NodeGauges",
-    "RequestRecord",
-]
-
 # An answer takes from a millisecond (/tokenize) to many minutes (a long generation on a CPU).
 REQUEST_BOUNDS_S = (
     *(0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),

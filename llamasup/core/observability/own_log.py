@@ -13,8 +13,6 @@ from typing import Final
 
 from llamasup.core.system.text import printable
 
-__all__ = ["OwnLog", "OwnLogTail"]
-
 MAX_LINES: Final = 1000
 _MAX_LENGTH: Final = 2000  # letters of a line
 

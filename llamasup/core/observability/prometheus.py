@@ -22,8 +22,6 @@ from llamasup._version import __version__
 from llamasup.core.observability.counters import Histogram, InstanceGauges, Metrics, ModelMetrics, NodeGauges
 from llamasup.core.supervision.states import State
 
-__all__ = ["CONTENT_TYPE", "exposition", "own_families"]
-
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _COMMENT = re.compile(r"# (?:HELP|TYPE) (?P<name>[^ ]+)")
@@ -120,7 +118,7 @@ class _OwnMetrics(Collector):
             "llamasup_loads",
             "Starts of llama-server: loads and restarts after crashes, successful or not.",
             ("model",),
-            {(model,): count for model, count in metrics.loads.items()},
+            _single(metrics.loads),
         )
         yield _counter(
             "llamasup_evictions",
@@ -134,14 +132,14 @@ class _OwnMetrics(Collector):
             "llamasup_replays",
             "Requests that were sent again because their llama-server ended.",
             ("model",),
-            {(model,): count for model, count in metrics.replays.items()},
+            _single(metrics.replays),
         )
         yield _counter(
             "llamasup_batch_gave_way",
             "Requests of batches that were refused or ended because other clients used the models. The batch "
             "sends them again. Other metrics do not count them.",
             ("model",),
-            {(model,): count for model, count in metrics.gave_way.items()},
+            _single(metrics.gave_way),
         )
         yield _counter(
             "llamasup_continued_streams",
@@ -178,57 +176,59 @@ class _OwnMetrics(Collector):
                 (),
                 {(): metrics.traces_dropped()},
             )
-        build = GaugeMetricFamily(
-            "llamasup_build_info", "Always 1. The label is the version of llamasup.", labels=("version",)
+        yield _gauge(
+            "llamasup_build_info",
+            "Always 1. The label is the version of llamasup.",
+            ("version",),
+            {(__version__,): 1.0},
         )
-        build.add_metric((__version__,), 1.0)
-        yield build
 
     def _gauges(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily(
-            "llamasup_instance_state",
-            "Number of the model's llama-servers in this state.",
-            labels=("model", "state"),
-        )
-        in_flight = GaugeMetricFamily(
-            "llamasup_in_flight", "Requests that llama-server is processing.", labels=("model",)
-        )
-        queued = GaugeMetricFamily(
-            "llamasup_queued", "Requests that wait for a slot or for the model to load.", labels=("model",)
-        )
         by_model: dict[str, list[InstanceGauges]] = {}
         for instance in self._instances:
             by_model.setdefault(instance.model, []).append(instance)
-        for model, instances in by_model.items():
-            states = Counter(instance.state for instance in instances)
-            for value in State:
-                state.add_metric((model, value.value), states[value])
-            in_flight.add_metric((model,), sum(instance.in_flight for instance in instances))
-            queued.add_metric((model,), max(instance.queued for instance in instances))
-        yield from (state, in_flight, queued)
+        states = {
+            model: Counter(instance.state for instance in instances) for model, instances in by_model.items()
+        }
+        yield _gauge(
+            "llamasup_instance_state",
+            "Number of the model's llama-servers in this state.",
+            ("model", "state"),
+            {(model, state.value): counts[state] for model, counts in states.items() for state in State},
+        )
+        yield _gauge(
+            "llamasup_in_flight",
+            "Requests that llama-server is processing.",
+            ("model",),
+            {(model,): sum(each.in_flight for each in instances) for model, instances in by_model.items()},
+        )
+        yield _gauge(
+            "llamasup_queued",
+            "Requests that wait for a slot or for the model to load.",
+            ("model",),
+            {(model,): max(each.queued for each in instances) for model, instances in by_model.items()},
+        )
 
 
 def _node_gauges(nodes: NodeGauges) -> Iterator[Metric]:
-    state = GaugeMetricFamily(
+    yield _gauge(
         "llamasup_node_state",
         "Always 1. The label is the state of the other llamasup node; only `ready` nodes get requests.",
-        labels=("node", "state"),
+        ("node", "state"),
+        dict.fromkeys(nodes.states.items(), 1),
     )
-    for name, value in nodes.states.items():
-        state.add_metric((name, value), 1)
-    yield state
-    in_flight = GaugeMetricFamily(
-        "llamasup_node_in_flight", "Requests that the other node works on for this one.", labels=("node",)
+    yield _gauge(
+        "llamasup_node_in_flight",
+        "Requests that the other node works on for this one.",
+        ("node",),
+        _single(nodes.in_flight),
     )
-    for name, count in nodes.in_flight.items():
-        in_flight.add_metric((name,), count)
-    yield in_flight
-    queued = GaugeMetricFamily(
-        "llamasup_node_queued", "Requests that wait here for a slot of another node.", labels=("model",)
+    yield _gauge(
+        "llamasup_node_queued",
+        "Requests that wait here for a slot of another node.",
+        ("model",),
+        _single(nodes.queued),
     )
-    for model, count in nodes.queued.items():
-        queued.add_metric((model,), count)
-    yield queued
 
 
 def merged(scraped: Mapping[str, str]) -> bytes:
@@ -255,6 +255,19 @@ def merged(scraped: Mapping[str, str]) -> bytes:
 
 def _escaped(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _single(counts: Mapping[str, int]) -> dict[tuple[str], int]:
+    return {(key,): count for key, count in counts.items()}
+
+
+def _gauge(
+    name: str, documentation: str, labels: tuple[str, ...], values: Mapping[_Key, float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
 
 
 def _counter(

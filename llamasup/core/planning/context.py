@@ -14,7 +14,7 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import SizeInputs
+from llamasup.core.planning.inputs import SizeInputs, out_of_range
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.settings.model import Settings
 from llamasup.errors import UsageInvalid
@@ -105,9 +105,9 @@ def decide_context(inputs: SizeInputs, reach: Reach | None = None, *, image_toke
     elif total < _MIN_TOKENS * parallel:
         share = f", since {parallel} slots share it" if parallel > 1 else ""
         at_least = f"{_MIN_TOKENS * parallel} or more{share}"
-        raise _bad("--ctx-size", total, f"{at_least}, or 0 for the model's own context")
+        raise out_of_range("--ctx-size", total, f"{at_least}, or 0 for the model's own context")
     if total > _MAX_TOKENS:
-        raise _bad("--ctx-size times --parallel", total, f"at most {_MAX_TOKENS}")
+        raise out_of_range("--ctx-size times --parallel", total, f"at most {_MAX_TOKENS}")
     per_request = total if unified else total // parallel
     own, cut = model.context_length, None
     if _shares_context(capabilities) and 0 < own < per_request:
@@ -244,7 +244,7 @@ def _parallel(inputs: SizeInputs) -> tuple[int, bool, str]:
         return _AUTO_SLOTS, True, why
     for asked in (passed, settings.parallel):
         if asked is not None and not 1 <= asked <= _MAX_SLOTS:
-            raise _bad("--parallel", asked, f"1 to {_MAX_SLOTS}")
+            raise out_of_range("--parallel", asked, f"1 to {_MAX_SLOTS}")
     if passed is not None:
         return passed, False, "set after --"
     if settings.parallel is not None:
@@ -275,7 +275,7 @@ def _per_request(inputs: SizeInputs) -> tuple[int, str]:
         return preferred, f"the default; the model was trained for {own}" if own else "the default"
     if asked < _MIN_TOKENS:
         least = f"{_MIN_TOKENS} or more tokens per request"
-        raise _bad("--ctx-size", asked, f"{least}; leave it out for the default")
+        raise out_of_range("--ctx-size", asked, f"{least}; leave it out for the default")
     if 0 < own < asked:
         return asked, f"set with --ctx-size, above the {own} that the model was trained for"
     return asked, "set with --ctx-size"
@@ -298,7 +298,7 @@ def _batches(inputs: SizeInputs, cells: int, parallel: int, image_tokens: int) -
     least = {"--batch-size": max(parallel, _MIN_TOKENS), "--ubatch-size": 1}
     for name, value in passed.items():
         if value is not None and value < least[name]:
-            raise _bad(name, value, f"{least[name]} or more")
+            raise out_of_range(name, value, f"{least[name]} or more")
     batch = passed["--batch-size"] or batch
     ubatch = min(passed["--ubatch-size"] or ubatch, batch)
     if ubatch < min(image_tokens, batch):  # a larger image is computed in pieces of a batch
@@ -308,7 +308,3 @@ def _batches(inputs: SizeInputs, cells: int, parallel: int, image_tokens: int) -
             remedy=f"Give {image_tokens} or more, or leave it out.",
         )
     return batch, ubatch, why
-
-
-def _bad(flag: str, value: int, allowed: str) -> UsageInvalid:
-    return UsageInvalid(f"{flag} {value} is out of range", remedy=f"give {allowed}")

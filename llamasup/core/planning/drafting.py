@@ -16,7 +16,7 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.measured.draft_acceptance import DraftCounts, acceptance
-from llamasup.core.planning.memory.kv_cache import CACHE_TYPES, ContextShape
+from llamasup.core.planning.memory.kv_cache import ContextShape, block_elements
 from llamasup.core.settings.model import Settings
 from llamasup.errors import DraftMismatch, UsageInvalid
 
@@ -255,8 +255,7 @@ def _available(capabilities: Capabilities, spec_type: str) -> str | None:
 
 
 def _suitable_type(cache_type: str, head_length: int) -> str:
-    block = CACHE_TYPES[cache_type].block if cache_type in CACHE_TYPES else 32
-    return "f16" if head_length % block else cache_type
+    return "f16" if head_length % block_elements(cache_type) else cache_type
 
 
 # --- vocabularies --------------------------------------------------------------------------------

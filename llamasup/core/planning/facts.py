@@ -41,17 +41,6 @@ from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import split_row
 from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
 
-__all__ = [
-    "Launch",
-    "attachments",
-    "find_model",
-    "prepare",
-    "read_given",
-    "sibling_projector",
-    "sibling_projectors",
-    "with_name",
-]
-
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
 

@@ -15,6 +15,7 @@ from llamasup.core.llama_server.argv_builder import ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.plan_limits import PlanLimits
 from llamasup.core.settings.model import Profile, Settings
+from llamasup.errors import UsageInvalid
 
 
 class Preferences(Struct, frozen=True):
@@ -80,3 +81,8 @@ class SizeInputs(Struct, frozen=True):
     def sets_length(self) -> bool:
         """Whether the user set the length of the context."""
         return self.settings.ctx_size is not None or self.extra_args.has("--ctx-size")
+
+
+def out_of_range(option: str, value: object, allowed: str) -> UsageInvalid:
+    """Make the error for a number that is not ``allowed``."""
+    return UsageInvalid(f"{option} {value} is out of range", remedy=f"give {allowed}")

@@ -12,11 +12,10 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import Preferences
+from llamasup.core.planning.inputs import Preferences, out_of_range
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
-from llamasup.errors import UsageInvalid
 
 _MIB = 1 << 20
 # Quantised types, which b11434 repacks for the CPU: 329 of 339 MB of locked memory were not used.
@@ -39,7 +38,7 @@ def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs
     for name, value in (*passed.items(), ("--threads", settings.threads)):
         if value is not None and not 1 <= value <= allowed:
             many = f"1 to {allowed}, the CPUs that this process may use" if allowed > 1 else "1, the only CPU"
-            raise _bad(name, value, many)
+            raise out_of_range(name, value, many)
     generation, why = _own_threads(hardware)
     if settings.threads is not None:
         generation, why = settings.threads, "set with --threads"
@@ -232,7 +231,3 @@ def decide_prompt_cache(
 
 def _mib(size_bytes: int) -> int:
     return size_bytes // _MIB
-
-
-def _bad(flag: str, value: int, allowed: str) -> UsageInvalid:
-    return UsageInvalid(f"{flag} {value} is out of range", remedy=f"give {allowed}")

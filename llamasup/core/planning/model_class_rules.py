@@ -10,8 +10,6 @@ from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.memory.kv_cache import has_kv_cache
 from llamasup.errors import ModelInvalid, RuntimeMissing
 
-__all__ = ["UNKNOWN", "give_purpose", "refuse_unservable", "served_as", "unknown_warning"]
-
 UNKNOWN = "llamasup does not know its architecture, so it plans for full attention in each layer"
 
 _REMEDIES = {

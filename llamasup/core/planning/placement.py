@@ -8,12 +8,11 @@ from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.plan_limits import PlanLimits
-from llamasup.core.planning.inputs import SizeInputs
+from llamasup.core.planning.inputs import SizeInputs, out_of_range
 from llamasup.core.planning.memory.estimate import FreeMemory
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.environment import RuntimeKind
-from llamasup.errors import UsageInvalid
 
 # The process without weights, KV cache and compute buffers: code, libraries, and Python for the embedded
 # runtime. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
@@ -100,7 +99,7 @@ def give_gpu_layers(
     every = "all" if option is not None and "'all'" in option.description else "999"
     layers = settings.gpu_layers
     if isinstance(layers, int) and layers < 0:
-        raise UsageInvalid(f"--gpu-layers {layers} is out of range", remedy="give 0 or more, auto, or all")
+        raise out_of_range("--gpu-layers", layers, "0 or more, auto, or all")
     if layers == 0 and option is None:
         line.leave_out("--gpu-layers", "this build has no device for layers", value="0")
     elif layers is not None and layers != "auto":

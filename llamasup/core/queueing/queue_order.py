@@ -15,17 +15,6 @@ from typing import Final, Generic, TypeVar
 
 from llamasup.core.http.heads import Priority
 
-__all__ = [
-    "LOOKAHEAD",
-    "MAX_LEAD",
-    "MAX_PASSED",
-    "MAX_REMEMBERED",
-    "PASSES",
-    "FairQueue",
-    "Queued",
-    "granted",
-]
-
 PASSES: Final = 8
 """How often in a row a higher class may go first. With all three waiting, the class ``low`` gets at least one
 service in eleven: it makes slow progress next to users who never pause. The class ``batch`` gets none."""

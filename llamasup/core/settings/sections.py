@@ -28,25 +28,6 @@ from llamasup.core.settings.kinds import (
 from llamasup.core.settings.parameters import ParameterName
 from llamasup.core.settings.units import Size
 
-__all__ = [
-    "SLOTS_BYTES",
-    "USAGE_KEEP_DAYS",
-    "Auth",
-    "Batches",
-    "Downloads",
-    "Fleet",
-    "FleetModel",
-    "Http",
-    "Memory",
-    "Ollama",
-    "PeerEntry",
-    "RuntimeChoice",
-    "Slots",
-    "Usage",
-    "VirtualEntry",
-    "WhenIdle",
-]
-
 SLOTS_BYTES: Final = 10 << 30
 """The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
 parameters (128 KiB per token in f16).

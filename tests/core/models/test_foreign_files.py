@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.gguf.writer import TensorPlan, write_gguf
-from llamasup.core.models.registry import ModelRule, build
+from llamasup.core.models.registry import build
+from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.search import search_models
 from llamasup.core.system.native import native
 from tests.kit import models

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.core.models.found import FoundModel
 from llamasup.core.models.names import file_id, folded
-from llamasup.core.models.registry import ModelRule, Registry, Unknown, build, with_options
-from llamasup.core.models.rules import wrong_rules
+from llamasup.core.models.registry import Registry, Unknown, build, with_options
+from llamasup.core.models.rules import ModelRule, wrong_rules
 from llamasup.core.models.spec import ModelSpec, Stay
 from llamasup.core.planning.projectors import Pairing
 from llamasup.core.settings.model import ModelSettings

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.models.registry import ModelRule, Unknown, build
+from llamasup.core.models.registry import Unknown, build
+from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.search import search_models
 from tests.kit import models
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.models.found import FoundModel
-from llamasup.core.models.registry import ModelRule, build
+from llamasup.core.models.registry import build
+from llamasup.core.models.rules import ModelRule
 from llamasup.core.planning.adapters import adapters_of
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import ModelSettings

@@ -15,17 +15,6 @@ from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes_per_layer
 from llamasup.core.system.text import memory_text
 
-__all__ = [
-    "ESTIMATED",
-    "Correction",
-    "FreeMemory",
-    "Load",
-    "MemoryEstimate",
-    "Part",
-    "estimate",
-    "memory_rows",
-]
-
 # What --fit leaves free on each device (--fit-target, b11434).
 _DEVICE_MARGIN_BYTES = 1 << 30
 

@@ -11,26 +11,13 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.types import TENSOR_TYPES
 
-
-class CacheType(Struct, frozen=True):
-    """A ggml type of the KV cache: ``block`` elements take ``block_bytes``."""
-
-    block: int
-    block_bytes: int
-
-
+_BY_NAME = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
 CACHE_TYPES = MappingProxyType(
-    {  # ggml-common.h: block_q8_0 is a 2-byte scale and 32 bytes, and so on
-        "f32": CacheType(1, 4),
-        "f16": CacheType(1, 2),
-        "bf16": CacheType(1, 2),
-        "q8_0": CacheType(32, 34),
-        "q5_1": CacheType(32, 24),
-        "q5_0": CacheType(32, 22),
-        "q4_1": CacheType(32, 20),
-        "q4_0": CacheType(32, 18),
-        "iq4_nl": CacheType(32, 18),
+    {
+        name: _BY_NAME[name]
+        for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
     }
 )
 
@@ -39,6 +26,11 @@ _GRAPH_BYTES = 1 << 16  # of the smallest graphs, without their tensors (b11434)
 # Of an indexer: score and masks per token and cell; bytes per chosen cell (b11434).
 _SCORED_BYTES, _CHOSEN_BYTES = 12, 16
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
+
+
+def block_elements(cache_type: str) -> int:
+    """Return how many values a block of this type packs. A type newer than the table is taken to pack 32."""
+    return CACHE_TYPES[cache_type].block_elements if cache_type in CACHE_TYPES else 32
 
 
 class ContextShape(Struct, frozen=True):
@@ -235,7 +227,7 @@ def _cache_bytes(model: ModelFacts, shape: ContextShape, layer: _Layer, widest: 
 def _stored_bytes(elements: int, cache_type: str) -> int:
     # A type newer than the table counts as f16, an upper bound for anything quantised.
     kind = CACHE_TYPES.get(cache_type, CACHE_TYPES["f16"])
-    return -(-elements // kind.block) * kind.block_bytes
+    return -(-elements // kind.block_elements) * kind.block_bytes
 
 
 def _padded(tokens: int) -> int:
