@@ -122,7 +122,7 @@ def _pin_issues(keys: ModelSettings, key: Place) -> _Found:
 
 
 def _unserved_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
-    """Names without a model, when the config has all models."""
+    """Find names without a model, when the config has all models."""
     named = {name: entry for name, entry in config.models.items() if not is_pattern(name)}
     if not named:
         yield (), "no models to serve; add models_dir, models, caches or downloads.on_demand"
@@ -219,7 +219,7 @@ def _members(entry: VirtualEntry, key: Place) -> Iterator[tuple[Place, str]]:
 def _unused_issues(
     entries: Mapping[str, VirtualEntry], spellings: Mapping[str, str], index: NameIndex
 ) -> _Found:
-    """Members of ``any`` that no request takes: of two with the same model, it takes the first."""
+    """Find members of ``any`` that no request takes: of two with the same model, it takes the first."""
     candidates = candidates_of(entries)
     for name, entry in entries.items():
         seen: set[str] = set()
@@ -234,7 +234,7 @@ def _unused_issues(
 
 
 def _parameter_issues(entry: VirtualEntry, key: Place) -> _Found:
-    """Parameters that are there twice. Some have a name of their own in each API."""
+    """Find parameters that occur twice. Some have a different name in each API."""
     first: dict[str, tuple[str, str]] = {}
     for section, parameters in (("set", entry.set), ("default", entry.default)):
         for parameter in parameters:

@@ -29,7 +29,7 @@ class SearchPaths(Struct, frozen=True):
 
 class ModelInventory(Struct, frozen=True):
     """``notes`` explain which files of the folders were ignored. ``search`` is the result it was built from.
-    ``settles_in_s``: when files that were just written will count; 0 if there are none, or they look broken.
+    ``settles_in_s``: the time until new files are used; 0 if no file is new, or new files look broken.
     """
 
     registry: Registry
@@ -39,10 +39,12 @@ class ModelInventory(Struct, frozen=True):
 
 
 def read_inventory(config: Config, before: Search | None = None) -> ModelInventory:
-    """Search all folders; blocks for a second if there are a thousand new models.
+    """Search all folders.
 
-    Compared with the search ``before``, only changes that have settled count (models/debounce.py). The models
-    of a folder that is missing or not readable stay, as they are not known to be gone.
+    Blocks for a second if a thousand models are new.
+
+    Compared with the search ``before``, only changes that have settled are used (models/debounce.py). The
+    models of a folder that is missing or not readable stay, as they are not known to be gone.
 
     Raises ConfigInvalid for invalid names.
     """
@@ -59,7 +61,7 @@ def _settled(before: Search, now: Search) -> tuple[Search, float]:
     now_s = time.time_ns() / 1e9  # comparable with the files' times
     found = debounce_by_age(before.found, now.found, now_s, missing=now.hidden)
     hidden = below(now.hidden)
-    # Models that are new in the config count at once.
+    # Models that are new in the config are used at once.
     known = [
         model
         for path, model in now.sources.items()

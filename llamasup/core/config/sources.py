@@ -71,7 +71,7 @@ _REFERENCE = re.compile(r"\$(\$(?=\{))|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*)
 
 
 class InvalidReference(Exception):
-    """A reference that cannot be replaced; the text says why, and what to do."""
+    """A reference that cannot be replaced; the text gives the reason and the remedy."""
 
 
 def has_reference(text: str) -> bool:

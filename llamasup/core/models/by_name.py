@@ -34,8 +34,8 @@ def file_of(name: str, *, folders: tuple[Path, ...] | None = None, required: boo
 
     Returns ``name`` itself if it is a path, a URL, or a model that is not on this machine yet.
 
-    The name is one of ``list --all``, or that of the file itself. Only a name that is no file makes llamasup
-    search the folders. Raises ModelMissing for a name of several files, and if it is ``required`` for a name
+    The name is a name in ``list --all``, or the name of the file. llamasup searches the folders only if no
+    file has the name. Raises ModelMissing for a name of several files, and if it is ``required`` for a name
     that nothing has.
     """
     is_file = name.lower().endswith(".gguf")

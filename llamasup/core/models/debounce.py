@@ -1,9 +1,9 @@
 """Decides which found files are complete and can be served (pure).
 
 A download or copy may grow under its name, or have its full size from the beginning. So a new or changed
-model counts once its files stay unchanged for a while, and a broken one counts as broken after a longer time:
-until then it is most likely an unfinished copy. The old model stays meanwhile. A renamed file is recognised
-by size and time, and counts at once.
+model is used once its files stay unchanged for a while. A broken model is reported after a longer time: until
+then it is most likely an unfinished copy. The old model stays meanwhile. A renamed file is recognised by size
+and time, and is used at once.
 """
 
 from __future__ import annotations

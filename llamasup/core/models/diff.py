@@ -86,7 +86,7 @@ def changes(
 
 
 def _successor(gone: ModelSpec, resolve: Resolve) -> ModelSpec | None:
-    """The model that now has its id; else the first that has an alias of it and is the same file."""
+    """Find the model that now has the id, else the first model with an alias of it and the same file."""
     by_name = map(resolve, gone.names)
     found = next(by_name)
     if found is not None:

@@ -17,7 +17,7 @@ from llamasup.core.settings.model import ModelSettings
 from llamasup.errors import Conflict
 
 Entries = Callable[[str], Sequence[str]]
-"""Path → the entries that a load of it reads: of a split set those of all parts, the first one first."""
+"""Path → the entries that a load of the path reads: for a split set the entries of all parts, in order."""
 
 
 class ServedFiles(Struct, frozen=True):
@@ -67,7 +67,7 @@ def models_gone_with(
     )
     if needs(in_config):
         raise _stays(removed, "the config names its file")
-    # Their files must be there at the next start, but are named only by their ids.
+    # These rules name files only by their ids, and the files must exist at the next start.
     without_source = {rule.name for rule in rules if rule.source is None}
     of_config = {name for rule in rules if not rule.is_pattern for name in rule.names}
     gone = [removed.id]

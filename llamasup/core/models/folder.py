@@ -244,7 +244,7 @@ class _Walk(Struct):
 
 
 def _whole_models(folder: str, names: set[str]) -> Iterator[str]:
-    """A split set counts as its first part, even if only that one is missing."""
+    """Replace a split set by its first part, even if only that part is missing."""
     parts = {name: split_name(name) for name in names}
     for name in {name if part is None else part.first for name, part in parts.items()}:
         yield os.path.join(folder, name)  # noqa: PTH118 - as above

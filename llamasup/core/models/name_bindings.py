@@ -59,7 +59,7 @@ class FoundIndex:
         self._index = NameIndex({id_: id_ for id_ in self.ids})
 
     def find(self, name: str) -> FoundModel | None:
-        """The file with this id, or with another spelling of it."""
+        """Find the file with this id in any spelling."""
         found = self._index.find(name)
         return self.ids[found] if isinstance(found, str) else None
 
@@ -295,7 +295,7 @@ def can_share(one: ModelSettings, other: ModelSettings) -> bool:
 
 
 def _start_option(options: ModelSettings, name: str) -> Any:
-    """Read a start option; None if it is not set. An empty list of flags counts as not set."""
+    """Read a start option; None if it is not set. An empty list of flags is taken as not set."""
     value = getattr(options, name)
     return (value or None) if name in _FLAGS else value
 

@@ -82,7 +82,7 @@ class NameIndex:
         return ids[:_MAX_NEAR] or self._near(name)
 
     def resolve(self, name: str) -> tuple[str, ...]:
-        """The ids of the models with this name or another spelling of it."""
+        """List the ids of the models with this name in any spelling."""
         exact = self._names.get(name)
         if exact is not None:
             return (exact,)

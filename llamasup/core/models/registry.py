@@ -135,7 +135,7 @@ def build(
 
 
 def _file_problems(binder: NameBinder) -> Iterator[Problem]:
-    """The problems of files; those of files that the config names are not quiet."""
+    """List the problems of files. A problem of a file that the config names is not quiet."""
     named = {binding.source for binding in binder.made if binding.by_config}
     for problem in binder.index.problems:
         yield structs.replace(problem, quiet=problem.quiet and named.isdisjoint(problem.paths))

@@ -30,8 +30,10 @@ class Stay(Struct, frozen=True):
 
 
 KeepResult = Literal["kept", "in_use", "fixed"]
-"""Whether a model stays loaded for the time that a request asks for; ``in_use``: other requests use it, so it
-is not unloaded; ``fixed``: no request decides, because it is pinned, or the only model.
+"""The result of a request to keep a model loaded for a time.
+
+``in_use``: other requests use the model, so it is not unloaded. ``fixed``: no request decides, because the
+model is pinned, or is the only model.
 """
 
 

@@ -33,25 +33,29 @@ GAVE_WAY: Final = "gave_way"
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request. Never contains a prompt, a completion, a key or a query.
+    """One finished request. It never contains a prompt, a completion, a key or a query.
+
+    Times are in seconds. ``bytes_in`` and ``bytes_out`` count bodies.
 
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
     ``timed_out``; ``cancelled`` (by an administrator); ``gave_way`` (of a batch, while other clients use the
     models); ``error_event`` (llama-server's error as an SSE event after a 200 and comments);
-    ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is the id of the model, empty
-    if there was none; ``generation`` is 0 if no child was involved. Times are in
-    seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
-    forwarded; ``waited_s`` is the part of it spent waiting for a
-    generation. ``replayed``: it was sent again after its first generation ended; ``continued``: to continue
-    its stream. ``repaired``: what llamasup repaired, separated by commas. ``client`` is the name of its key,
-    or the client's address; ``trace_id`` that of its ``traceparent``; ``parent_id`` the client's span, and
-    ``parent_sampled``: the client exports it.
-    ``bytes_in`` and ``bytes_out`` count bodies.
-    ``context``: how the size of the context affected the answer (http/context_end.py), with
-    ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
-    long it held permits, times their number; ``tokens_estimated``: the estimate of the tokens that its answer
-    did not report. ``cause``: that of the error of llamasup, such as ``queue_full``.
+    ``translation_failed`` (its answer has no form in Ollama's API). ``cause`` is the cause of llamasup's
+    error, such as ``queue_full``.
+
+    ``model`` is the id of the model, empty without a model. ``generation`` is 0 if no child was involved.
+    ``client`` is the name of its key, or the client's address. ``trace_id`` is from its ``traceparent``,
+    ``parent_id`` is the client's span, and ``parent_sampled`` is true if the client exports that span.
+
+    ``first_byte_s`` is None without a response. ``queue_s`` lasts until the request was forwarded, and
+    ``waited_s`` is the part of this time spent waiting for a generation. ``ended_s`` is the end on the
+    monotonic clock. ``slot_s`` is how long the request held permits, times their number.
+
+    ``replayed``: it was sent again after its first generation ended. ``continued``: it was sent again to
+    continue its stream. ``repaired``: the repairs, separated by commas. ``context``: how the size of the
+    context affected the answer (http/context_end.py), with ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``tokens_estimated``: the estimate of the tokens that its answer did not report.
     """
 
     request_id: str

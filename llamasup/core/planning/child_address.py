@@ -10,7 +10,7 @@ from llamasup.core.llama_server.help_text import Capabilities
 
 
 def child_address_kind(capabilities: Capabilities, *, platform: str) -> Literal["unix", "tcp"]:
-    """The kind of address for a child of this build: a Unix socket if possible (X5)."""
+    """The kind of address for a child of this build: a Unix socket if possible."""
     return "unix" if capabilities.unix_sockets and platform != "win32" else "tcp"
 
 

@@ -227,7 +227,7 @@ def _has_pool(inputs: SizeInputs) -> bool:
 
 
 def _shares_context(capabilities: Capabilities) -> bool:
-    """Whether a unified KV cache gives one request all of it. Builds before November 2025 divide it (#16736).
+    """Whether one request can use a whole unified KV cache. Builds before November 2025 divide it (#16736).
 
     Since the same change, the number of slots is "auto" by default.
     """

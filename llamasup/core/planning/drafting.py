@@ -47,7 +47,7 @@ _MIB = 1 << 20
 class Drafter(Struct, frozen=True):
     """The draft of a model. ``path`` is None if the model drafts for itself.
 
-    ``facts`` are those of the file, or only of the model's own MTP layers; None for an unread file after
+    ``facts`` describe the file, or only the model's own MTP layers; None for an unread file after
     ``--``. ``spec_type`` is the value of ``--spec-type``, None if the build has no such value or detects it.
     """
 
@@ -150,9 +150,9 @@ def shape_with_drafts(shape: ContextShape, drafter: Drafter, extra_args: ExtraAr
 
 
 def draft_gpu_layers(draft: ModelFacts, extra_args: ExtraArgs, model_layers: int | None) -> int | None:
-    """Layers of the draft on devices, if the model has ``model_layers`` there (None: as many as fit).
+    """Count the layers of the draft on devices, next to ``model_layers`` of the model (None: as many as fit).
 
-    Without a number, llama-server puts the whole draft on the devices if any of the model is there.
+    Without a number, llama-server puts the whole draft on the devices if any layer of the model is on one.
     """
     asked = extra_args.value("--gpu-layers-draft")
     if model_layers == 0 or asked is None or not asked.isdecimal():

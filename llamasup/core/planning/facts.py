@@ -214,7 +214,7 @@ def read_given(model: str) -> tuple[Path, ModelFacts]:
 
 
 def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:
-    """b11434 says "file version 50331648 is extremely large, is there a mismatch between endianness?"."""
+    """Refuse a file of another byte order, which b11434 reports as "file version … is extremely large"."""
     if facts.big_endian != (sys.byteorder == "big"):
         order = "big" if facts.big_endian else "little"
         raise ModelInvalid(

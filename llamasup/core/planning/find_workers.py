@@ -1,4 +1,4 @@
-"""Finds the RPC workers of a plan, which a probe asks for their devices and memory. Blocks."""
+"""Finds the RPC workers of a plan, and asks them for their devices and memory. Blocks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ class Preferences(Struct, frozen=True):
     batch: int = 2048
     ubatch: int = 512
     kv_type_on_cpu: str = "f16"
-    kv_types_on_device: tuple[str, ...] = ("f16", "q8_0")  # the first with which all layers fit there
+    kv_types_on_device: tuple[str, ...] = (
+        "f16",
+        "q8_0",
+    )  # the first with which all layers fit
     spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its default, 300,000
     prompt_cache: bool = True
     checkpoints: bool = True  # all that memory allows; False: none, or few for recurrent states

@@ -315,7 +315,7 @@ def changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
         ("--spec-type", before.draft or "none", after.draft or "none"),
         ("--profile", _profile(before), _profile(after)),
     )
-    # Settings of the user do not count as changes: fewer slots of a fixed total context are larger slots.
+    # Settings of the user are no changes: fewer slots of a fixed total context are larger slots.
     return tuple(
         Change(name, str(old), str(new))
         for name, old, new in pairs

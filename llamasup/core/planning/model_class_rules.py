@@ -1,4 +1,4 @@
-"""The purpose of a model file: refuses files that cannot be served, and adds the flags for the others."""
+"""Rules for the class of a model file: refuses files that cannot be served, adds flags for the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
 
 
 def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:
-    """The class that the model is served as: its own, or the one that the user set after ``--``."""
+    """Return the class that the model is served as: its own, or the class that the user set after ``--``."""
     if extra_args.switch("--rerank"):
         return ModelClass.RERANKER
     if extra_args.switch("--embedding"):

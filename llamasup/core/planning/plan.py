@@ -70,9 +70,7 @@ class LaunchPlan(Struct, frozen=True):
     memory: MemoryEstimate
     address: Address  # where the child will listen
     ctx_size: int  # tokens that one request may use
-    least_ctx_size: (
-        int | None
-    )  # tokens of a slot that the profile asks for; None: a slot has no more than these
+    least_ctx_size: int | None  # tokens of a slot that the profile asks for; None: a slot has no more
     parallel: int
     image_tokens: int  # of the largest image, which must fit in one micro-batch; 0: any micro-batch does
     kv_type: str  # "q8_0"; "q8_0/f16" where K and V differ
@@ -89,7 +87,7 @@ class LaunchPlan(Struct, frozen=True):
     checked: bool  # against the free memory; then the build's own warning about memory counts too
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
-    nice: int | None = None  # None: that of llamasup
+    nice: int | None = None  # None: llamasup's own
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
     draft: str | None = None  # as in ``DraftCounts``; None: without drafts
     draft_counts: DraftCounts | None = None  # of earlier processes with this draft
@@ -350,7 +348,7 @@ def _give_model(line: CommandLine, chosen: _Choices) -> None:
     )
     alias = chosen.facts.settings.alias
     why = "set with --alias" if alias else "the file's name, so that answers contain no path"
-    # A build without it is no error: clients ask llamasup for the model, and llamasup knows the name.
+    # A build without this flag is no error: clients ask llamasup for the model, and llamasup knows the name.
     line.give("--alias", names_of(path, alias).name, why, essential=True)
 
 

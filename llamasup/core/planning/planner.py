@@ -380,7 +380,7 @@ class Planner:
         save_history(self._launch.model_path, self._history)
 
     def _drop_result(self, result: Kept) -> None:
-        """Delete a result: the start with it failed, and the one without it did not."""
+        """Delete a result: the start with it failed, and the start without it did not."""
         self._suspect = None
         assert self._model_file is not None
         with contextlib.suppress(FolderUnusable):  # then this process only does not use it

@@ -1,9 +1,9 @@
 """Decides when requests of a batch may run: only while no other client uses a model (pure).
 
-A batch has the machine while the others are away, and not a part of it all the time: on most machines each
-further request slows all others down. After the last request of another client, the lane stays closed for
-four times the usual gap between their requests. So of requests that come at random, 2 % (e⁻⁴) find a batch at
-work.
+A batch has the machine while no other client uses it, instead of a part of the machine all the time: on most
+machines each further request slows all others down. After the last request of another client, the lane stays
+closed for four times the usual gap between their requests. So of requests that come at random, 2 % (e⁻⁴) find
+a batch at work.
 
 Where the others never pause, a batch that waits gets a turn: one request, in a slot that is free. The next
 turn comes a minute later, or later still, so that turns take at most a thirtieth of the time. So of requests
@@ -19,7 +19,7 @@ from msgspec import Struct
 GAPS: Final = 4.0
 MIN_QUIET_S: Final = 0.5
 MAX_QUIET_S: Final = 30.0
-"""A client that asks less often finds a batch at work, and the batch gives way to it."""
+"""A client with rarer requests finds a batch at work, and the batch yields to it."""
 TURN_AFTER_S: Final = 60.0
 """How long a batch waits for a turn."""
 TURN_SHARE: Final = 1 / 30

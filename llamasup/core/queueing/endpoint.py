@@ -44,7 +44,7 @@ class NodeLink(Struct, frozen=True):
     replaced: bool = False
 
     def opening(self, opening: bytes, request_id: bytes, priority: Priority) -> bytes:
-        """The request line and headers for the node, made of those for a llama-server."""
+        """Make the request line and headers for the node from a llama-server's."""
         lines = b"X-Request-Id: " + request_id + b"\r\nX-Llamasup-Node: " + self.sender + b"\r\n"
         if priority is not Priority.NORMAL:
             lines += b"X-Llamasup-Priority: " + priority.name.lower().encode() + b"\r\n"
@@ -169,7 +169,7 @@ class Endpoint:
 
     @property
     def at_work(self) -> int:
-        """The requests that the child works on: those in flight, and abandoned ones."""
+        """The requests that the child works on: requests in flight, and abandoned ones."""
         return len(self._leases) + len(self._lingering)
 
     @property

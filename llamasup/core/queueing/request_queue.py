@@ -31,10 +31,10 @@ from llamasup.core.queueing.suspects import Next, Suspects, alone_s, next_step
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.system.timers import CallLater, DeadlineTimer, call_later
 
-MAX_WAITING: Final = 256  # S9; each holds a connection and its body
+MAX_WAITING: Final = 256  # each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
 GRACE_S: Final = 0.5
-"""How long a generation that broke a request is ejected. The exit of a child is noticed within 0.1 s (S1), so
+"""How long a generation that broke a request is ejected. The exit of a child is noticed within 0.1 s, so
 a generation that serves after this time was not dying."""
 
 
@@ -176,7 +176,7 @@ class RequestQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many requests wait as may. A large one may also be refused before."""
+        """Whether as many requests wait as may. A large request may be refused earlier."""
         return len(self) >= self._max_waiting
 
     @property
@@ -219,9 +219,10 @@ class RequestQueue:
     ) -> bool:
         """Queue a request again that ``broken`` dropped: without an answer, or to continue its answer.
 
-        ``sent``: that generation may have begun with it. If it ended by itself, the request may be why, and
-        ``next_step`` decides (``alone``: that of its lease; ``ran_s``: for how long it ran). Otherwise, once.
-        One that never reached a server may come back until its deadline, and past the limit for waiting ones.
+        ``sent``: the generation may have begun with the request. If the generation ended by itself, the
+        request may be the reason, and ``next_step`` decides (``alone`` is that of its lease; ``ran_s`` is how
+        long it ran). Otherwise the request is queued again once. A request that never reached a server may
+        come back until its deadline, and past the limit for waiting requests.
         """
         if self._successor is not None:
             return self._successor.requeue(entry, broken, sent=sent, alone=alone, ran_s=ran_s)

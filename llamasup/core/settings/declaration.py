@@ -19,8 +19,8 @@ from llamasup.core.settings.units import Size, duration_text
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
     """The option of a setting on the command line.
 
-    ``name``: by default the field; without dashes. ``metavar``: by default that of the kind. ``help``: by
-    default that of the setting. ``noun``: what a number means, for errors. ``on``: the value that a switch
+    ``name``: by default the field; without dashes. ``metavar``: by default the kind's. ``help``: by default
+    the setting's. ``noun``: what a number means, for errors. ``on``: the value that a switch
     sets. ``checked``: False if the plan checks the value instead, against the range for this model and
     machine. ``first``: shown first. ``of_service``: the value is not for the plan, but for the service of
     ``run`` and ``wrap``.
@@ -42,7 +42,7 @@ class Setting(msgspec.Struct, frozen=True):
     ``default``: the value that applies if none is set, or a text that describes it; None if it is the default
     of the field. ``flag``: its option; None: it has none. ``of_name``: it belongs to the model's name, not to
     its processes, so the names of one file can have different values. ``names``: what a value names outside
-    of llamasup, if the kind does not say it.
+    of llamasup, if the kind does not decide it.
     """
 
     kind: Kind

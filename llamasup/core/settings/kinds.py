@@ -18,7 +18,7 @@ from llamasup.core.settings.units import DURATION, PERCENT, SIZE, Size, read_dur
 Names = Literal["", "nothing", "program", "path", "host", "flags", "rights"]
 """What a value names outside of llamasup: a program that is started, a path that is read or written, a host
 that gets secrets or is in the private network, or flags of llama-server. ``rights``: who may do what. Empty:
-a kind that holds anything, so the setting says it.
+a kind that holds anything, so the setting decides.
 """
 
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"

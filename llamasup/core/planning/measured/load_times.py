@@ -16,7 +16,7 @@ from msgspec import Struct
 _MAX_OF_PLAN = 5
 _MAX_RECORDS = 20
 _LONGEST_S = 86_400.0
-# The load of another file says something about this one if neither is more than so many times as large.
+# Another file's load is comparable if neither file is more than so many times as large as the other.
 _SIMILAR = 8.0
 _SHORTEST_S = 0.01
 
@@ -81,10 +81,10 @@ def add_times(records: Sequence[LoadTimes], times: LoadTimes) -> tuple[LoadTimes
 def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes | None:
     """Estimate the times of a load with the plan ``key``; None without a load by this ``runtime``.
 
-    Loads of the same plan count, or else those of other plans. The weights take as long as last time, because
-    the last load has changed the page cache. The warm-up takes as long as the fastest one: it computes the
-    same each time, and only other programs, or a file in small pages after a slow disk, make it slower. The
-    other stages take the median.
+    The estimate uses loads of the same plan, or else loads of other plans. The weights take as long as last
+    time, because the last load has changed the page cache. The warm-up takes as long as the fastest one: it
+    computes the same each time, and only other programs, or a file in small pages after a slow disk, make it
+    slower. The other stages take the median.
     """
     of_runtime = [record for record in records if record.runtime == runtime]
     found = [record for record in of_runtime if record.key == key] or of_runtime
