@@ -44,13 +44,6 @@ class KeyLine(Struct, frozen=True):
     hashed: bool
 
 
-class _InvalidLine(Exception):
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
-
-
 def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]:
     """Read the keys of a file, in order. It may have none. ``salt`` is for the digests of plain keys.
 
@@ -67,9 +60,10 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
         try:
             name, key, hashed, word = _read_line(line, salt)
             _refuse_used(name, named)
-        except _InvalidLine as invalid:
+        except UsageInvalid as invalid:
+            what = invalid.message.removesuffix(".")
             raise ConfigInvalid(
-                f"The API key file {where!r}, line {number}: {invalid.what}.", remedy=f"{invalid.remedy}."
+                f"The API key file {where!r}, line {number}: {what}.", remedy=invalid.remedy
             ) from None
         if name is None:
             unnamed += 1
@@ -89,8 +83,8 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
 
 def _refuse_used(name: str | None, named: dict[str, int]) -> None:
     if name is not None and name in named:
-        raise _InvalidLine(
-            f"name={name} is already the name of line {named[name]}", "Give each key its own name"
+        raise UsageInvalid(
+            f"name={name} is already the name of line {named[name]}", remedy="Give each key its own name"
         )
 
 
@@ -120,13 +114,15 @@ def _refuse_duplicates(lines: list[KeyLine], plain: list[tuple[int, bytes]], whe
 def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
     """The name, the key (without its name), whether it is hashed, and the text of the key."""
     if _CONTROL.search(line):
-        raise _InvalidLine("it contains a control character", "A key is text that fits in an HTTP header")
+        raise UsageInvalid(
+            "it contains a control character", remedy="A key is text that fits in an HTTP header"
+        )
     word, *rest = re.split(f"[{_BLANKS}]+", line)
     name = None
     attributes: dict[str, str] = {}
     if (first := _ATTRIBUTE.fullmatch(word)) and first[1] in _READERS:
         # The key is missing: "name=alice" must not become a key, which is easy to guess.
-        raise _InvalidLine(f"it begins with {first[1]}=", "The key comes first, then its attributes")
+        raise UsageInvalid(f"it begins with {first[1]}=", remedy="The key comes first, then its attributes")
     if any(_ATTRIBUTE.fullmatch(part) for part in rest):
         attributes = _attributes(rest)
         name = attributes.pop("name", None)
@@ -135,10 +131,10 @@ def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
     hashed = word.startswith("sha256:")
     if hashed:
         if (match := _HASHED.fullmatch(word)) is None:
-            raise _InvalidLine(
+            raise UsageInvalid(
                 "it begins with sha256: but is not a valid hash",
-                "A hashed key is sha256:SALT:HEX: 8 to 64 letters and digits, then 64 hexadecimal digits in "
-                "lower case",
+                remedy="A hashed key is sha256:SALT:HEX: 8 to 64 letters and digits, then 64 hexadecimal "
+                "digits in lower case",
             )
         key = ApiKey("", match[1].encode(), bytes.fromhex(match[2]))
     else:
@@ -154,21 +150,18 @@ def _attributes(words: list[str]) -> dict[str, str]:
         match = _ATTRIBUTE.fullmatch(word)
         if match is None:
             what = f"{word} is not followed by =" if word in _READERS else f"word {number} has no ="
-            raise _InvalidLine(what, _ALLOWED)
+            raise UsageInvalid(what, remedy=_ALLOWED)
         name, value = match[1], match[2]
         if name not in _READERS:
             # The word is shown only if it resembles an attribute: it may be a part of a key with blanks.
             if similar := did_you_mean(name.lower(), _READERS):
-                raise _InvalidLine(f"unknown attribute {name[:20]}= ({similar})", _ALLOWED)
-            raise _InvalidLine(f"word {number} is an unknown attribute", _ALLOWED)
+                raise UsageInvalid(f"unknown attribute {name[:20]}= ({similar})", remedy=_ALLOWED)
+            raise UsageInvalid(f"word {number} is an unknown attribute", remedy=_ALLOWED)
         if name in found:
-            raise _InvalidLine(f"{name}= occurs twice", "Write each attribute once")
+            raise UsageInvalid(f"{name}= occurs twice", remedy="Write each attribute once")
         found[name] = value
     if "name" in found:
-        try:
-            checked_name(found["name"])
-        except UsageInvalid as error:
-            raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
+        checked_name(found["name"])
     return found
 
 
@@ -213,34 +206,20 @@ def with_rights(key: ApiKey, names: str) -> ApiKey:
     return replace(key, infers=infers, controls="control" in rights, is_node=is_node)
 
 
-def _rights(key: ApiKey, value: str) -> ApiKey:
-    try:
-        return with_rights(key, value)
-    except UsageInvalid as error:
-        raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
-
-
 def _priority(key: ApiKey, value: str) -> ApiKey:
     match value:
         case "normal" | "high":
             return replace(key, priority=value)
         case _:
-            raise _InvalidLine(f"invalid priority={_shown(value)}", "priority= takes normal or high")
-
-
-def _models(key: ApiKey, value: str) -> ApiKey:
-    try:
-        return replace(key, models=checked_models(value))
-    except UsageInvalid as error:
-        raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
+            raise UsageInvalid(f"invalid priority={_shown(value)}", remedy="priority= takes normal or high")
 
 
 def _limit(attribute: str, limit: str) -> Callable[[ApiKey, str], ApiKey]:
     def read(key: ApiKey, value: str) -> ApiKey:
         if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= _MAX_LIMIT:
-            raise _InvalidLine(
+            raise UsageInvalid(
                 f"invalid {attribute}={_shown(value)}",
-                f"{attribute}= takes a whole number from 1 to {_MAX_LIMIT}",
+                remedy=f"{attribute}= takes a whole number from 1 to {_MAX_LIMIT}",
             )
         return replace(key, limits=replace(key.limits, **{limit: int(value)}))
 
@@ -249,12 +228,12 @@ def _limit(attribute: str, limit: str) -> Callable[[ApiKey, str], ApiKey]:
 
 _READERS: dict[str, Callable[[ApiKey, str], ApiKey]] = {
     "name": lambda key, _: key,
-    "rights": _rights,
+    "rights": with_rights,
     "rpm": _limit("rpm", "requests_per_minute"),
     "concurrent": _limit("concurrent", "concurrent"),
     "tpm": _limit("tpm", "tokens_per_minute"),
     "priority": _priority,
-    "models": _models,
+    "models": lambda key, value: replace(key, models=checked_models(value)),
 }
 _ALLOWED = f"A key may be followed by {', '.join(f'{name}=' for name in _READERS)}, without blanks around ="
 
