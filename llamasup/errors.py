@@ -62,12 +62,12 @@ _ENDS_WITH_COMMAND = re.compile(r": (?:llamasup|chmod|pip|ln) [^:]*$|\./\S*$")
 
 
 def without_errno(text: str) -> str:
-    """The text without the numbers that the operating system gives its errors."""
+    """Return the text without the numbers that the operating system gives its errors."""
     return _ERRNO.sub("", text) if "rr" in text else text
 
 
 def as_sentence(remedy: str) -> str:
-    """The remedy with a capital letter and a full stop."""
+    """Return the remedy with a capital letter and a full stop."""
     if not remedy:
         return ""
     if not _VERBATIM.match(remedy):

@@ -36,7 +36,9 @@ def _chosen(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _changes(environ: Mapping[str, str], platform: str) -> Mapping[str, str | None]:
-    """What takes back the changes of PyInstaller's start program, before a child inherits them; None: remove.
+    """Return variables that take back the changes of PyInstaller's start program for child processes.
+
+    None means: remove the variable.
 
     On Linux it puts the folder of the bundle into LD_LIBRARY_PATH: llama-server would load the libraries of
     the bundle instead of those of the system (PyInstaller 6.22).

@@ -25,7 +25,10 @@ class Short(Exception):
 
 
 class Cursor:
-    """``order`` is that of the bytes, as struct has it; ``position`` is an offset in the file."""
+    """Reads values and moves on.
+
+    ``order`` is that of the bytes, as struct has it; ``position`` is an offset in the file.
+    """
 
     def __init__(
         self, header: bytes | bytearray | memoryview, file_bytes: int, order: str, *, position: int
@@ -45,7 +48,7 @@ class Cursor:
         return self._number(self._u64, field)
 
     def count(self, field: str, item_bytes: int, most: int) -> int:
-        """The number of items of at least ``item_bytes`` that follow, at most ``most``."""
+        """Return the number of items of at least ``item_bytes`` that follow, at most ``most``."""
         at = self.position
         count = self.u64(field)
         self.check_count(field, at, count, item_bytes)
@@ -54,7 +57,10 @@ class Cursor:
         return count
 
     def string(self, field: str, most: int) -> str:
-        """A string of at most ``most`` bytes. A string that is too long to keep is skipped and empty."""
+        """Return a string of at most ``most`` bytes.
+
+        A string that is too long to keep is skipped and empty.
+        """
         at = self.position
         length = self.u64(f"the length of {field}")
         self._check_length(field, at, length)

@@ -170,7 +170,7 @@ class ModelFacts(Struct, frozen=True):
 
     @property
     def quantized_kv_fits(self) -> bool:
-        """Head sizes divide by 32, the block of q8_0, q4_0 and the other KV cache types."""
+        """Whether the head sizes divide by 32, the block of q8_0, q4_0 and the other KV cache types."""
         return (
             self.known and self.key_length > 0 and self.key_length % 32 == 0 and self.value_length % 32 == 0
         )
@@ -195,7 +195,7 @@ _REASONING = re.compile(
 
 
 def read_chat_template(text: str, *, tool_template: bool = False) -> ChatTemplate:
-    """The features of ``text``; ``tool_template``: the file has a second template for tools."""
+    """Return the features of ``text``; ``tool_template``: the file has a second template for tools."""
     if not text.strip():
         return ChatTemplate()
     return ChatTemplate(
@@ -240,5 +240,5 @@ _NOT_SERVED = frozenset(
 
 
 def is_served(facts: ModelFacts) -> bool:
-    """Whether the file is a model that llama-server serves by itself."""
+    """Return whether the file is a model that llama-server serves by itself."""
     return facts.model_class not in _NOT_SERVED

@@ -68,7 +68,7 @@ _WITHOUT_LAYERS = (ModelClass.LORA, ModelClass.PROJECTOR, ModelClass.VOCAB)
 
 
 def read_header(header: bytes | bytearray | memoryview, file_bytes: int) -> ModelFacts | NeedMore:
-    """Facts from the first bytes of a model file of ``file_bytes``.
+    """Read the facts from the first bytes of a model file of ``file_bytes``.
 
     Raises ModelInvalid, naming the field and its offset, for what llama.cpp would not load.
     """
@@ -77,7 +77,9 @@ def read_header(header: bytes | bytearray | memoryview, file_bytes: int) -> Mode
 
 
 def split_of(container: Container) -> Split:
-    """The number of this part, and of all parts (``split.no`` and ``split.count``, from llama-gguf-split)."""
+    """Return the number of this part, and of all parts (``split.no`` and ``split.count``, from
+    llama-gguf-split).
+    """
     keys = Keys(container)
     count = keys.integer("split.count", 1, most=_MAX_PARTS) or 1
     index = keys.integer("split.no", most=_MAX_PARTS)
@@ -87,7 +89,7 @@ def split_of(container: Container) -> Split:
 
 
 def facts_of(parts: Sequence[Container]) -> ModelFacts:
-    """The facts of a model from the header of its file, or from the headers of all its files in order.
+    """Return the facts of a model from the header of its file, or from the headers of all its files in order.
 
     Only the first part of a split set has the model's keys; each part has its own tensors. The first part
     alone gives facts whose sizes are that part's. Raises ModelInvalid.
@@ -317,7 +319,10 @@ def _decision(keys: Keys) -> str:
 
 
 def _pooling(keys: Keys, *, lenient: bool = False) -> str | None:
-    """``lenient``: an unknown value counts as none."""
+    """Read the pooling.
+
+    ``lenient``: an unknown value counts as none.
+    """
     try:
         number = keys.optional("{a}.pooling_type")
     except ModelInvalid:
@@ -436,7 +441,7 @@ def _base_models(keys: Keys) -> tuple[str, ...]:
 def _tensor_bytes(
     tensors: Sequence[Tensor], layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Bytes per layer, of which routed experts, before the layers, and after them."""
+    """Return the bytes per layer, of which routed experts, before the layers, and after them."""
     by_layer, by_experts = [0] * layers, [0] * layers
     input_bytes = output_bytes = 0
     for tensor in tensors:

@@ -58,7 +58,7 @@ class CachedFacts(Struct, frozen=True):
     parts: tuple[tuple[str, int, int], ...]  # path, size in bytes, mtime in ns
 
     def is_current(self) -> bool:
-        """Whether the other files are unchanged."""
+        """Return whether the other files are unchanged."""
         return all(_unchanged(part) for part in self.parts)
 
 
@@ -70,7 +70,7 @@ class SplitName(Struct, frozen=True):
 
 
 def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
-    """The facts of the model at ``path``; for the first part of a split set, those of the whole set.
+    """Return the facts of the model at ``path``; for the first part of a split set, those of the whole set.
 
     Facts are cached on disk (in ``cache_folder``, by default the user's cache) until a file of the model
     changes its size or modification time. Raises ModelMissing if the file is missing or may not be read, and
@@ -105,7 +105,7 @@ def read_uncached(path: Path) -> CachedFacts:
 
 
 def read_parts(paths: Sequence[Path]) -> ModelFacts:
-    """The facts of a model from its files in order, which do not have their final names yet.
+    """Return the facts of a model from its files in order, which do not have their final names yet.
 
     Raises ModelInvalid and ModelMissing as ``read_model`` does.
     """
@@ -124,7 +124,7 @@ def read_parts(paths: Sequence[Path]) -> ModelFacts:
 
 
 def split_name(name: str) -> SplitName | None:
-    """The part of a set that a file named ``name`` is; None for a model in one file."""
+    """Return the part of a set that a file named ``name`` is; None for a model in one file."""
     found = _SPLIT_NAME.fullmatch(name)
     if found is None:
         return None
@@ -132,7 +132,10 @@ def split_name(name: str) -> SplitName | None:
 
 
 def split_paths(path: Path, count: int) -> list[Path]:
-    """The files of a set of ``count`` parts, given its first one. Raises ModelInvalid for another name."""
+    """Return the files of a set of ``count`` parts, given its first one.
+
+    Raises ModelInvalid for another name.
+    """
     name = _SPLIT_NAME.fullmatch(path.name)
     if name is None or int(name["count"]) != count or int(name["part"]) != 1:
         raise ModelInvalid(
@@ -288,14 +291,14 @@ def _is_missing(path: Path) -> ModelMissing:
 
 
 def _length_for_windows(path: Path) -> int:
-    """In the characters of UTF-16. A path that begins with ``\\\\?\\`` has no limit."""
+    """Count in the characters of UTF-16. A path that begins with ``\\\\?\\`` has no limit."""
     if str(path).startswith("\\\\?\\"):
         return 0
     return len(str(path.absolute()).encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _model_names(folder: Path) -> list[str]:
-    """Names of the .gguf files in a folder, sorted; of a split set only the first part."""
+    """Return the names of the .gguf files in a folder, sorted; of a split set only the first part."""
     names = sorted(name for name in _listed_folder(folder) if name.lower().endswith(".gguf"))
     return [name for name in names if (part := split_name(name)) is None or part.number == 1]
 

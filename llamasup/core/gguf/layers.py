@@ -14,7 +14,7 @@ _PATTERN = "{a}.attention.sliding_window_pattern"
 
 
 def sliding_window(keys: Keys, architecture: str, layers: int) -> int | None:
-    """The tokens that a sliding layer attends to: the header's number, or llama.cpp's default."""
+    """Return the tokens that a sliding layer attends to: the header's number, or llama.cpp's default."""
     usual = architectures.SLIDING_ONLY_WITH_LAYERS.get(architecture, layers)
     default = architectures.DEFAULT_WINDOWS.get(architecture, 0) if layers == usual else 0
     window = keys.integer(_WINDOW, default)
@@ -24,7 +24,7 @@ def sliding_window(keys: Keys, architecture: str, layers: int) -> int | None:
 
 
 def sliding_layers(keys: Keys, architecture: str, layers: int) -> tuple[bool, ...]:
-    """Per layer, whether it attends only to the sliding window."""
+    """Return for each layer whether it attends only to the sliding window."""
     nowhere = (False,) * layers
     if layers != architectures.SLIDING_ONLY_WITH_LAYERS.get(architecture, layers):
         return nowhere
@@ -50,7 +50,10 @@ def recurrent_layers(
     feed_forward: tuple[int, ...],
     main_layers: int,
 ) -> tuple[bool, ...]:
-    """Per layer, whether it keeps a recurrent state; layers from ``main_layers`` on (MTP) never do."""
+    """Return for each layer whether it keeps a recurrent state.
+
+    Layers from ``main_layers`` on (MTP) never do.
+    """
     layers = len(head_counts_kv)
     stated = keys.per_layer("{a}.attention.recurrent_layers", layers, trailing=layers - main_layers)
     if stated is not None:
@@ -78,7 +81,7 @@ def attention_layers(
     recurrent: tuple[bool, ...],
     mtp_layers: int,
 ) -> tuple[bool, ...]:
-    """Per layer, whether it has a KV cache of its own in the main context."""
+    """Return for each layer whether it has a KV cache of its own in the main context."""
     layers = len(head_counts_kv)
     if architecture in architectures.ENCODERS | architectures.DIFFUSION | architectures.RECURRENT:
         return (False,) * layers
@@ -93,7 +96,7 @@ def attention_layers(
 
 
 def recurrent_state(keys: Keys, architecture: str, embedding_length: int, heads: int) -> RecurrentState:
-    """Elements of one recurrent layer's state (n_embd_r and n_embd_s of llama-hparams.cpp)."""
+    """Return the elements of one recurrent layer's state (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     wkv_head = keys.integer("{a}.wkv.head_size")
     if wkv_head:  # RWKV
         shifts = keys.integer("{a}.token_shift_count", 2)

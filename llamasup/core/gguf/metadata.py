@@ -43,7 +43,7 @@ class Keys:
         return self.integer(key) if key in self else None
 
     def required(self, key: str) -> int:
-        """A number above zero without which llama.cpp does not load the model."""
+        """Return a number above zero without which llama.cpp does not load the model."""
         if key not in self:
             self.refuse(key, "is missing")
         return self.integer(key, least=1)
@@ -55,7 +55,7 @@ class Keys:
         return value
 
     def array_length(self, key: str) -> int:
-        """The number of items of an array; 0 without such a key."""
+        """Return the number of items of an array; 0 without such a key."""
         value = self._values.get(self._named(key))
         if value is None:
             return 0
@@ -64,12 +64,14 @@ class Keys:
         return value.count
 
     def array_digests(self, key: str) -> tuple[tuple[int, int], ...]:
-        """The digests of a vocabulary's texts; empty without such an array."""
+        """Return the digests of a vocabulary's texts; empty without such an array."""
         value = self._values.get(self._named(key))
         return value.digests if isinstance(value, Array) else ()
 
     def per_layer(self, key: str, layers: int, *, trailing: int = 0) -> tuple[int, ...] | None:
-        """One number for each layer, from an array or from one number for all; None without such a key.
+        """Return one number for each layer, from an array or from one number for all.
+
+        Returns None without such a key.
 
         An array may leave out the ``trailing`` layers (those for multi-token prediction): its last number
         then holds for them.

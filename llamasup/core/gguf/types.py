@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class TensorType(Struct, frozen=True):
-    """``block_bytes`` hold ``block_elements`` weights."""
+    """A tensor type, in which ``block_bytes`` hold ``block_elements`` weights."""
 
     name: str
     block_elements: int
@@ -129,7 +129,7 @@ _NOT_NAMES = frozenset(
 
 @lru_cache(maxsize=4096)  # a folder listing asks for each name once per model
 def name_words(path: str) -> frozenset[str]:
-    """The words of a file's name that identify its model."""
+    """Return the words of a file's name that identify its model."""
     stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))
     words = re.findall(r"[a-z0-9]+", _QUANTIZATION.sub(" ", stem))
     return frozenset(words) - _NOT_NAMES

@@ -35,7 +35,10 @@ class TensorPlan(Struct, frozen=True):
 
 
 def tensor_bytes(plan: TensorPlan) -> int:
-    """Bytes of the tensor's weights. Raises ValueError if its rows do not fit into blocks of its type."""
+    """Return the bytes of the tensor's weights.
+
+    Raises ValueError if its rows do not fit into blocks of its type.
+    """
     kind = TENSOR_TYPES[_TYPE_IDS[plan.type_name]]
     if plan.shape[0] % kind.block_elements:
         raise ValueError(
@@ -50,7 +53,7 @@ def tensor_bytes(plan: TensorPlan) -> int:
 def write_gguf(
     keys: Mapping[str, KeyValue], tensors: Sequence[tuple[TensorPlan, bytes]], *, big_endian: bool = False
 ) -> bytes:
-    """A complete file. Raises ValueError for weights of another size than their plan's."""
+    """Write a complete file. Raises ValueError for weights of another size than their plan's."""
     plans = [plan for plan, _ in tensors]
     pieces = [write_gguf_header(keys, plans, big_endian=big_endian)]
     for plan, weights in tensors:
@@ -63,7 +66,7 @@ def write_gguf(
 def write_gguf_header(
     keys: Mapping[str, KeyValue], plans: Sequence[TensorPlan], *, big_endian: bool = False
 ) -> bytes:
-    """Everything before the weights, padded; the weights follow in order, each padded to 32 bytes."""
+    """Write everything before the weights, padded; the weights follow in order, each padded to 32 bytes."""
     pack = _Packer(">" if big_endian else "<")
     pieces = [b"GGUF", pack.number("I", 3), pack.number("Q", len(plans)), pack.number("Q", len(keys))]
     for key, value in keys.items():
@@ -91,7 +94,7 @@ class _Packer:
         return self.number("Q", len(encoded)) + encoded
 
     def value(self, value: KeyValue) -> bytes:
-        """Type and value."""
+        """Write the type and the value."""
         if isinstance(value, bool):
             return self.number("I", _BOOL) + self.number("?", value)
         if isinstance(value, int):

@@ -37,7 +37,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def allowed_host(text: str) -> str:
-    """The name or address of a Host header, without a port: every port is allowed. Raises UsageInvalid."""
+    """Return the name or address of a Host header, without a port: every port is allowed.
+
+    Raises UsageInvalid.
+    """
     if "*" in text:
         raise UsageInvalid(
             f"{text!r} would admit any web page whose own name resolves to this address (DNS rebinding).",
@@ -64,14 +67,14 @@ _is_bare_name = re.compile(r"(?!xn--|0x[0-9a-f]*\Z|[a-z]{2}\Z)[a-z0-9_-]*[a-z][a
 
 
 def is_local_name(name: str) -> bool:
-    """Whether no public DNS resolves ``name``, so that nobody on the internet can make a browser send it here
-    (DNS rebinding): ``nas``, ``llama.internal``.
+    """Return whether no public DNS resolves ``name``, so that nobody on the internet can make a browser send
+    it here (DNS rebinding): ``nas``, ``llama.internal``.
     """
     return bool(_is_bare_name(name)) or name.endswith(_LOCAL_DOMAINS)
 
 
 def allowed_origin(text: str) -> str:
-    """An Origin as browsers send it: scheme, name, and the port if it is not the default.
+    """Return an Origin as browsers send it: scheme, name, and the port if it is not the default.
 
     Raises UsageInvalid.
     """
@@ -93,7 +96,7 @@ def allowed_origin(text: str) -> str:
 
 
 def allowed_media_host(text: str) -> str:
-    """A host that llama-server may fetch media from: ``HOST``, ``HOST:PORT`` or ``any``.
+    """Return a host that llama-server may fetch media from: ``HOST``, ``HOST:PORT`` or ``any``.
 
     Raises UsageInvalid.
     """
@@ -118,7 +121,7 @@ class TcpAddress(Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """Host and port as configured."""
+        """The host and port as configured."""
         return f"{_bracketed(self.host)}:{self.port}"
 
     @property
@@ -150,17 +153,17 @@ Address = TcpAddress | UnixAddress
 
 
 def listen_text(address: Address) -> str:
-    """The address in the notation of a config."""
+    """Return the address in the notation of a config."""
     return address.path if isinstance(address, UnixAddress) else address.authority
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses of ``--host``, separated by commas as llama-server's (b11434)."""
+    """Return the addresses of ``--host``, separated by commas as llama-server's (b11434)."""
     return list(dict.fromkeys(name for name in map(str.strip, host.split(",")) if name))
 
 
 def invalid_host_remedy(host: str) -> str | None:
-    """The remedy for an invalid ``host``; None for a name, an address or the path of a socket."""
+    """Return the remedy for an invalid ``host``; None for a name, an address or the path of a socket."""
     if host.endswith(".sock"):
         return None
     if "://" in host:
@@ -179,12 +182,15 @@ def _bracketed(host: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach ``host``: a loopback address or a Unix socket."""
+    """Return whether only this machine can reach ``host``: a loopback address or a Unix socket."""
     return host.endswith(".sock") or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is a loopback address. A name other than localhost could resolve to any address."""
+    """Return whether ``host`` is a loopback address.
+
+    A name other than localhost could resolve to any address.
+    """
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):
@@ -210,7 +216,7 @@ _PRIVATE = tuple(
 
 
 def is_private(host: str) -> bool:
-    """Whether ``host`` is an address of a private network. A name could resolve to any address."""
+    """Return whether ``host`` is an address of a private network. A name could resolve to any address."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         return any(address in network for network in _PRIVATE)
@@ -218,6 +224,6 @@ def is_private(host: str) -> bool:
 
 
 def host_of_url(url: str) -> str | None:
-    """The host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
+    """Return the host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
     parsed = parse_authority(url.partition("://")[2].encode("utf-8", "replace"))
     return None if parsed is None or parsed[1] == 0 else parsed[0]

@@ -327,26 +327,29 @@ class BodyScan:
 
 
 def may_hold_url(piece: bytes) -> bool:
-    """Whether a string in ``piece`` could be a URL. Fast, with false positives but no false negatives."""
+    """Return whether a string in ``piece`` could be a URL.
+
+    Fast, with false positives but no false negatives.
+    """
     return b'"http' in piece or (b"\\u00" in piece and _escaped_letter(piece) is not None)
 
 
 def scanned(
     body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
 ) -> BodyScan:
-    """The scan of a complete body."""
+    """Return the scan of a complete body."""
     scan = BodyScan(lists, urls=urls, most_steps=most_steps)
     scan.feed(body)
     return scan
 
 
 def is_too_complex(body: bytes) -> bool:
-    """Whether an object for each field of this JSON would take seconds, and GiB."""
+    """Return whether an object for each field of this JSON would take seconds, and GiB."""
     return len(body) > _SMALL and scanned(body).unclear
 
 
 def times(number: bytes) -> int:
-    """``n`` as llama-server reads it. An invalid number is 1 here, because llama-server refuses it."""
+    """Return ``n`` as llama-server reads it. An invalid number is 1 here, because llama-server refuses it."""
     try:
         value = float(number)
     except ValueError:

@@ -27,7 +27,7 @@ class Validity(Struct, frozen=True):
     ends: datetime
 
     def problem(self, now: datetime) -> str:
-        """The problem with the dates, as the end of a sentence; empty if there is no problem."""
+        """Return the problem with the dates, as the end of a sentence; empty if there is no problem."""
         if now < self.begins:
             return f"is not valid before {_shown(self.begins)}"
         if now >= self.ends:
@@ -38,7 +38,7 @@ class Validity(Struct, frozen=True):
         return ""
 
     def is_current(self, now: datetime) -> bool:
-        """Whether clients accept the dates now."""
+        """Return whether clients accept the dates now."""
         return self.begins <= now < self.ends
 
 
@@ -47,7 +47,10 @@ def _shown(moment: datetime) -> str:
 
 
 def validity_of(pem: str) -> Validity | None:
-    """The validity of the first certificate in ``pem``; None if ``pem`` has no readable certificate."""
+    """Return the validity of the first certificate in ``pem``.
+
+    Returns None if ``pem`` has no readable certificate.
+    """
     found = _PEM.search(pem)
     if found is None:
         return None
@@ -71,7 +74,10 @@ def _validity(der: bytes) -> Validity:
 
 
 def _content(der: bytes, at: int, *tags: int) -> tuple[int, int]:
-    """Start and end of the content of the element at ``at``. Raises ValueError for any other tag."""
+    """Return the start and end of the content of the element at ``at``.
+
+    Raises ValueError for any other tag.
+    """
     if der[at] not in tags:
         raise ValueError(f"tag {der[at]:#x} at byte {at}")
     length, begin = der[at + 1], at + 2

@@ -10,7 +10,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def chunk(payload: bytes) -> bytes:
-    """One chunk of ``payload``, which must not be empty: an empty chunk ends the body."""
+    """Return one chunk of ``payload``, which must not be empty: an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 

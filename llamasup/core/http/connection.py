@@ -34,7 +34,7 @@ async def open_connection(
 
 
 def _connect_error(transport: asyncio.Transport) -> OSError | None:
-    """Why a new connection cannot be used; None if it can."""
+    """Return the reason why a new connection cannot be used; None if it can."""
     if transport.is_closing():
         return ConnectionResetError("the connection was closed at once")
     try:

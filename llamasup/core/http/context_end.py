@@ -26,7 +26,9 @@ class ContextWindow(msgspec.Struct, frozen=True):
 
 
 class ContextEnd(msgspec.Struct, frozen=True):
-    """``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
+    """How the context ended an answer.
+
+    ``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
     context ends), ``shifted`` (with ``--context-shift`` it went on, and the beginning was dropped).
     """
 
@@ -41,7 +43,7 @@ class _Slot(msgspec.Struct):
 
 
 def read_window(slots: bytes | None) -> ContextWindow | None:
-    """The window from an answer of ``/slots``; None if it has none."""
+    """Return the window from an answer of ``/slots``; None if it has none."""
     try:
         slot = msgspec.json.decode(slots or b"", type=list[_Slot])[0]
     except (msgspec.DecodeError, RecursionError, IndexError):
@@ -68,12 +70,15 @@ _SHARED_FULL_KEY = b'"message":"' + SHARED_FULL.encode() + b'"'
 
 
 def is_shared_full(body: bytes) -> bool:
-    """Whether this error is that of all requests which together have filled a shared context."""
+    """Return whether this error is that of all requests which together have filled a shared context."""
     return _SHARED_FULL_KEY in body
 
 
 def context_refusal(body: bytes) -> ContextEnd | None:
-    """The refusal in the complete ``body`` of an error response; None if it is not about the context."""
+    """Return the refusal in the complete ``body`` of an error response.
+
+    Returns None if it is not about the context.
+    """
     if b"xceed" not in body:  # nearly every refusal is about something else
         return None
     try:
@@ -93,7 +98,10 @@ _TRUNCATED = b'"truncated":true'
 
 
 def context_end(tail: bytes, counts: TokenCounts | None, window: ContextWindow | None) -> ContextEnd | None:
-    """How the context ended an answer with these last bytes. None for nearly all, after one comparison."""
+    """Return how the context ended an answer with these last bytes.
+
+    None for nearly all, after one comparison.
+    """
     if counts is None:
         return ContextEnd("cut") if _SHARED_FULL_KEY in tail else None
     if window is None:

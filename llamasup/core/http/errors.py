@@ -32,12 +32,15 @@ _MAX_TEXT = 2000
 
 
 def type_of(status: int) -> str:
-    """The ``type`` of a status, as OpenAI and llama-server name it."""
+    """Return the ``type`` of a status, as OpenAI and llama-server name it."""
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_object(error: LlamasupError) -> Mapping[str, Any]:
-    """The JSON object. ``exit_code``, ``lines`` and ``details`` let the command line show its own error."""
+    """Return the JSON object.
+
+    ``exit_code``, ``lines`` and ``details`` let the command line show its own error.
+    """
     status = error.http_status
     shown: dict[str, Any] = {
         "message": error.message,
@@ -55,7 +58,7 @@ def error_object(error: LlamasupError) -> Mapping[str, Any]:
 
 
 def error_from(status: int, answered: Any) -> LlamasupError:
-    """The error in an answer of ``status``, of its own class if that is known."""
+    """Return the error in an answer of ``status``, of its own class if that is known."""
     fields = answered.get("error") if isinstance(answered, Mapping) else None
     if not isinstance(fields, Mapping):
         return ControlFailed(

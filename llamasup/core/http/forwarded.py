@@ -18,7 +18,7 @@ _MAX_HOPS: Final = 16  # a client can send any number
 
 
 def proxy_network(text: str) -> IPv4Network | IPv6Network:
-    """An address, or a network in CIDR notation. Raises ValueError."""
+    """Return an address, or a network in CIDR notation. Raises ValueError."""
     return ip_network(text, strict=False)
 
 
@@ -32,7 +32,10 @@ class TrustedProxies:
         self._networks = tuple(proxy_network(text) for text in addresses if text != UNIX)
 
     def __contains__(self, peer: str) -> bool:
-        """``peer``: an address; empty for a client of a Unix socket."""
+        """Return whether ``peer`` is a trusted proxy.
+
+        ``peer`` is an address; empty for a client of a Unix socket.
+        """
         if not peer:
             return self._unix
         if not self._networks:
@@ -44,7 +47,7 @@ class TrustedProxies:
         return any(address in network for network in self._networks)
 
     def client_of(self, peer: str, forwarded_for: bytes) -> str:
-        """The client that has asked through ``peer``: the last address in the list that is no trusted proxy.
+        """Return the client that sent a request through ``peer``: the last address that is no trusted proxy.
 
         If there is none, the first of the proxies.
         """

@@ -30,7 +30,10 @@ class KnownHead:
         self.bytes_beside_digits = len(before) + len(after)
 
     def body_of(self, read: bytes) -> bytes | None:
-        """The body if ``read`` is this whole head and the whole body, and nothing else; most reads are."""
+        """Return the body if ``read`` is this whole head and the whole body, and nothing else.
+
+        Most reads are.
+        """
         if not read.startswith(self._before):
             return None
         after = self._after
@@ -43,7 +46,10 @@ class KnownHead:
         return body if read[self._at : end] == b"%d" % len(body) else None
 
     def length_in(self, read: bytes) -> bytes | None:
-        """The digits of the Content-Length if ``read`` begins with this whole head; empty if it has none."""
+        """Return the digits of the Content-Length if ``read`` begins with this whole head.
+
+        Returns an empty text if it has none.
+        """
         if not read.startswith(self._before):
             return None
         after = self._after
@@ -58,7 +64,7 @@ class KnownHead:
 
 
 def compile_head(read: bytes) -> KnownHead | None:
-    """The valid head at the beginning of ``read``; None if it cannot be cached."""
+    """Return the valid head at the beginning of ``read``; None if it cannot be cached."""
     end = read.find(b"\r\n\r\n", 0, HEAD_BYTES) + 4
     if end < 4 or read[0] in b"\r\n":  # parsers skip empty lines before a head
         return None

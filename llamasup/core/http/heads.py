@@ -336,14 +336,14 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECA
 
 
 def with_query(head: Head, query: bytes) -> Head:
-    """The head with this query in place of its own, which is not empty."""
+    """Return the head with this query in place of its own, which is not empty."""
     before = len(head.method) + 1 + len(head.path) + 1
     opening = head.opening[:before] + query + head.opening[before + len(head.query) :]
     return msgspec.structs.replace(head, query=query, opening=opening)
 
 
 def split_target(target: bytes, method: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """A request target as (authority, path, query); None if it is not one. Nothing is decoded."""
+    """Return a request target as (authority, path, query); None if it is not one. Nothing is decoded."""
     if b"#" in target:
         return None
     if target.startswith(b"/"):
@@ -363,7 +363,10 @@ _AUTHORITY = re.compile(
 
 
 def parse_authority(value: bytes) -> tuple[str, int | None] | None:
-    """A Host header as (name in lower case, port), IPv6 without its brackets; None if it is malformed."""
+    """Return a Host header as (name in lower case, port), IPv6 without its brackets.
+
+    Returns None if it is malformed.
+    """
     match = _AUTHORITY.fullmatch(value)
     if match is None:
         return None
@@ -384,7 +387,7 @@ def status_line(status: int) -> bytes:
 
 
 def error_body(error: HttpError) -> bytes:
-    """The error object of OpenAI and llama-server, with cause, remedy and progress if known."""
+    """Return the error object of OpenAI and llama-server, with cause, remedy and progress if known."""
     fields: dict[str, str | float] = {
         "message": path_text(error.message),
         "type": error.type,
@@ -404,7 +407,10 @@ def error_body(error: HttpError) -> bytes:
 def response(
     status: int, body: bytes, *lines: bytes, method: bytes = b"GET", close: bool = False, json: bool = True
 ) -> bytes:
-    """A complete response. ``lines`` are more header lines, each with its CRLF. HEAD gets only the head."""
+    """Return a complete response.
+
+    ``lines`` are more header lines, each with its CRLF. HEAD gets only the head.
+    """
     parts = [status_line(status)]
     if json and status != HTTPStatus.NO_CONTENT:
         parts.append(b"Content-Type: application/json; charset=utf-8\r\n")
@@ -418,13 +424,13 @@ def response(
 
 
 def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", close: bool = False) -> bytes:
-    """The response for ``error``."""
+    """Return the response for ``error``."""
     lines += error_lines(error)
     return response(error.status, error_body(error), *lines, method=method, close=close or error.close)
 
 
 def error_lines(error: HttpError) -> tuple[bytes, ...]:
-    """The header lines of ``error``. Retry-After is in whole seconds, at least one."""
+    """Return the header lines of ``error``. Retry-After is in whole seconds, at least one."""
     lines: tuple[bytes, ...] = ()
     if error.retry_after_s is not None:
         lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
@@ -452,7 +458,7 @@ _SAMPLED = 1
 
 
 def trace_parent_of(traceparent: bytes) -> TraceParent:
-    """The client's trace and span, and whether the client exports them."""
+    """Return the client's trace and span, and whether the client exports them."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
         return NO_TRACE_PARENT

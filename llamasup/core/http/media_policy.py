@@ -1,4 +1,4 @@
-"""Which URLs in a body llama-server may fetch (X7); ``body_scan.py`` finds them.
+"""Decides which URLs in a body llama-server may fetch (X7); ``body_scan.py`` finds them.
 
 llama-server (b11434) takes every string that begins with ``http`` for a URL, and parses it by its own rules:
 the text before an ``@``, anywhere in the URL, is a user, so it fetches ``http://good.example/@bad.example/``
@@ -21,8 +21,8 @@ _MAX_SHOWN = 80
 
 
 def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpError | None:
-    """The refusal of the first URL whose host is not in ``allowed``: ``HOST:PORT``, or ``HOST`` for the
-    default port of the scheme. A None in ``urls`` is an unreadable URL.
+    """Return the refusal of the first URL whose host is not in ``allowed``: ``HOST:PORT``, or ``HOST`` for
+    the default port of the scheme. A None in ``urls`` is an unreadable URL.
     """
     for url in urls:
         plain = None if url is None else _PLAIN.fullmatch(url)

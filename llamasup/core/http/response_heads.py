@@ -62,7 +62,7 @@ _SERVICE_WORKER: Final = b"serviceworker"
 
 
 def is_shown_or_run(fetch_dest: bytes, rules: HeadRules) -> bool:
-    """Whether a browser would show the answer as a page, or run it, which these rules do not allow.
+    """Return whether a browser would show the answer as a page, or run it, which these rules do not allow.
 
     A service worker of llama-server's pages would also answer the requests for the console.
     """
@@ -74,7 +74,7 @@ def _is_forwarded(name: bytes, rules: HeadRules) -> bool:
 
 
 def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
-    """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
+    """Return the header lines that go downstream, and whether the body is a stream of events (SSE)."""
     lines: list[bytes] = []
     streams_events = False
     as_data = not rules.transparent

@@ -101,7 +101,10 @@ _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
 
 def route_of(path: bytes, *, batches: bool = False) -> Route:
-    """The route of a raw path; every unknown path is ``other``. ``batches``: there is an API for batches."""
+    """Return the route of a raw path; every unknown path is ``other``.
+
+    ``batches``: there is an API for batches.
+    """
     route = _ROUTES.get(path)
     if route is not None:
         return route
@@ -122,7 +125,7 @@ _SLASHES = re.compile(rb"//+")
 
 
 def plain_path(path: bytes, prefix: bytes = b"", *, batches: bool = False) -> bytes:
-    """The path of a known route without surplus slashes: base URLs end in a slash, or are joined with one.
+    """Remove surplus slashes from a known route: base URLs end in a slash, or are joined with one.
 
     Every check and the request to llama-server take the result for the path, so a slash changes no right. The
     path of no known route, and of the control API, is returned unchanged. So is a longer spelling of the
@@ -144,7 +147,7 @@ _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)
 
 
 def canonical_path(path: bytes) -> bytes:
-    """The path as the most lenient server would read it: decoded, in lower case, without dot segments.
+    """Return the path as the most lenient server would read it: decoded, in lower case, without dot segments.
 
     Only for refusals. llama-server decodes once, also ``%u0074`` (b11434), and compares case; this function
     goes further, so that no spelling of a closed path passes in any build.
@@ -170,7 +173,7 @@ def _as_utf8(escape: re.Match[bytes]) -> bytes:
 
 
 def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
-    """The known route that this path decodes to, if its raw form is another one; else None.
+    """Return the known route that this path decodes to, if its raw form is another one; else None.
 
     llama-server b11434 serves ``/v1/%63ompletions`` and ``/v1/%u0063ompletions``. An id below ``/v1/models/``
     may contain any escapes.
@@ -192,7 +195,7 @@ _NEVER_CLOSED = frozenset(_ROUTES) - _CLOSED_CHANGES - {*_CLOSED}
 
 
 def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
-    """Whether X7 keeps this closed: tools, proxies, slot files, changes of /props and /lora-adapters.
+    """Return whether X7 keeps this closed: tools, proxies, slot files, changes of /props and /lora-adapters.
 
     Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
     """

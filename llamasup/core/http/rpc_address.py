@@ -37,12 +37,15 @@ class WorkerAddress(Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Equal for two addresses of one worker."""
+        """A value that is equal for two addresses of one worker."""
         return _LOOPBACK if self.host == _LOCALHOST else self.host, self.port
 
 
 def parse_worker(text: str) -> WorkerAddress:
-    """``HOST:PORT`` or ``tls://HOST:PORT``. Raises UsageInvalid, also for an address that is not private."""
+    """Parse ``HOST:PORT`` or ``tls://HOST:PORT``.
+
+    Raises UsageInvalid, also for an address that is not private.
+    """
     tunnelled = text.startswith(_TLS)
     found = _HOST_PORT.fullmatch(text.removeprefix(_TLS))
     host = None if found is None else _canonical(found["host"])
@@ -76,7 +79,7 @@ def _canonical(host: str) -> str | None:
 
 
 def refuse_reachable(host: str) -> None:
-    """Raises UsageInvalid unless ``host`` is loopback or a private address. A name could resolve to any."""
+    """Raise UsageInvalid unless ``host`` is loopback or a private address. A name could resolve to any."""
     if is_loopback(host) or is_private(host):
         return
     name = "every address of this machine" if host in ("0.0.0.0", "::", "*") else "a public address or a name"  # noqa: S104

@@ -1,4 +1,4 @@
-"""Whether an answer has the JSON that its request asked for (pure).
+"""Checks whether an answer has the JSON that its request asked for (pure).
 
 llama-server keeps an answer within its schema with a grammar, but an answer that reaches ``max_tokens`` is
 cut, a grammar does not know all of JSON Schema, and the embedded runtime ignores a ``json_schema`` of
@@ -87,7 +87,9 @@ class _Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """Of a chat or of ``/v1/completions``; ``content`` and ``stop_type``: of ``/completion``."""
+    """The answer of a chat or of ``/v1/completions``; ``content`` and ``stop_type`` are fields of
+    ``/completion``.
+    """
 
     choices: list[_Choice] = []
     content: str | None = None
@@ -99,7 +101,7 @@ class Answer(msgspec.Struct):
         return self.stop_type == "limit" or any(choice.finish_reason == "length" for choice in self.choices)
 
     def ignores_schema(self, route: str) -> bool:
-        """Whether llama-server has ignored the schema of a completion: this does not even begin as JSON.
+        """Return whether llama-server has ignored the schema of a completion: it does not begin as JSON.
 
         The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
         ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
@@ -110,7 +112,7 @@ class Answer(msgspec.Struct):
         )
 
     def texts(self) -> Iterator[str]:
-        """Those that have to be JSON: all but tool calls."""
+        """Return the texts that have to be JSON: all but tool calls."""
         if self.content is not None:
             yield self.content
         for choice in self.choices:
@@ -137,7 +139,8 @@ def import_package() -> None:
 
 
 def asked_json(route: str, body: bytes) -> AskedJson | None:
-    """The JSON that the answer has to be; None: any text is right. Cheap for most requests without JSON.
+    """Return the JSON that the answer has to be; None if any text is right. Cheap for most requests without
+    JSON.
 
     ``route``: the path that the body is for.
     """
@@ -162,13 +165,16 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
 
 
 def _read(schema: msgspec.Raw) -> dict[str, Any] | None:
-    """None: there is no schema, or it is too large to check it."""
+    """Read the schema; None if there is no schema, or it is too large to check it."""
     text = bytes(schema)
     return None if len(text) > MAX_SCHEMA else _read_schema(text)
 
 
 def violation(asked: AskedJson, answer: bytes) -> str | None:
-    """What is wrong with the answer; None: nothing, or it takes more than ``MAX_STEPS`` to know."""
+    """Describe what is wrong with the answer.
+
+    Returns None if nothing is, or if the check takes more than ``MAX_STEPS``.
+    """
     try:
         return mismatch(asked, _read_answer(answer), MAX_STEPS)
     except _UNREADABLE as error:
@@ -178,7 +184,7 @@ def violation(asked: AskedJson, answer: bytes) -> str | None:
 
 
 def read_answer(answer: bytes) -> Answer | None:
-    """None: it cannot be read."""
+    """Read the answer; None if that is not possible."""
     try:
         return _read_answer(answer)
     except _UNREADABLE:
@@ -186,8 +192,8 @@ def read_answer(answer: bytes) -> Answer | None:
 
 
 def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
-    """What is wrong with the answer; None: nothing. Raises TimeoutError if it takes more than ``most_steps``
-    to know.
+    """Describe what is wrong with the answer; None if nothing is. Raises TimeoutError if it takes more than
+    ``most_steps`` to know.
     """
     for text in answer.texts():
         try:
@@ -201,7 +207,7 @@ def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
-    """None also without the package jsonschema (``pip install 'llamasup[batch]'``)."""
+    """Check the answer; None without the package jsonschema, too (``pip install 'llamasup[batch]'``)."""
     try:
         import jsonschema
         from referencing.jsonschema import EMPTY_REGISTRY

@@ -54,7 +54,9 @@ _NUMBER = re.compile(
 
 
 def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
-    """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
+    """Return the counts in the last bytes of a response, in any of llama-server's shapes.
+
+    Returns None if there are none.
 
     ``opening``: the first bytes, with the prompt count of a ``/v1/messages`` stream, and with all counts of
     embeddings. A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
@@ -79,7 +81,7 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
 
 
 def counts_in(counts: bytes) -> TokenCounts:
-    """The counts in one complete object ``usage`` or ``timings``."""
+    """Return the counts in one complete object ``usage`` or ``timings``."""
     return _counts_of(_numbers(counts, 0))
 
 
@@ -112,7 +114,7 @@ def _first(found: dict[bytes, float], *names: bytes) -> int | None:
 
 
 def tail_of(pieces: Sequence[bytes]) -> bytes:
-    """The last ``TAIL_BYTES`` of a response that ends with ``pieces``."""
+    """Return the last ``TAIL_BYTES`` of a response that ends with ``pieces``."""
     tail = b""
     for piece in reversed(pieces):
         if len(tail) >= TAIL_BYTES:
@@ -129,7 +131,7 @@ _read_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def error_of(status: int, body: bytes) -> bytes:
-    """llama-server's own error as an error body of one line, for the stream that it answered with an error.
+    """Return llama-server's own error as an error body of one line, for a stream that got an error.
 
     If ``body`` is not an error, the message names ``status``.
     """
@@ -145,7 +147,7 @@ NAMED_EVENTS = (b"/v1/messages", b"/v1/responses", b"/responses")  # these APIs 
 
 
 def error_event(path: bytes, error: bytes) -> bytes:
-    """The event that ends a broken stream. ``error`` is an error body, ``{"error":{…}}``."""
+    """Return the event that ends a broken stream. ``error`` is an error body, ``{"error":{…}}``."""
     if path in NAMED_EVENTS:
         return b'event: error\ndata: {"type":"error",' + error[1:] + b"\n\n"
     return b"data: " + error + b"\n\n"

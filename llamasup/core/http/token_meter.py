@@ -37,7 +37,9 @@ class _Item:
 
 
 class TokenMeter:
-    """``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
+    """Counts the tokens of one answer.
+
+    ``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
     per token.
     """
 
@@ -67,7 +69,7 @@ class TokenMeter:
         self.tokens_per_s: float | None = None
 
     def read(self, piece: bytes) -> None:
-        """The next bytes of the answer, with their chunk framing."""
+        """Read the next bytes of the answer, with their chunk framing."""
         if (
             self.streams
             and not self._rest
@@ -94,16 +96,16 @@ class TokenMeter:
 
     @property
     def prompts_reported(self) -> int:
-        """How many items have reported their prompt tokens."""
+        """The number of items that have reported their prompt tokens."""
         return sum(item.prompt is not None for item in self._items.values())
 
     @property
     def items_reported(self) -> int:
-        """How many items have reported their completion tokens."""
+        """The number of items that have reported their completion tokens."""
         return sum(item.completion is not None for item in self._items.values())
 
     def counts(self) -> TokenCounts | None:
-        """The counts reported so far, summed over all items."""
+        """Return the counts reported so far, summed over all items."""
         items = self._items.values()
         prompts = [item.prompt for item in items if item.prompt is not None]
         completions = [item.completion for item in items if item.completion is not None]

@@ -1,4 +1,4 @@
-"""Which certificates the clients in llamasup trust, and what users can do about the others."""
+"""Decides which certificates the clients in llamasup trust, and what users can do about the others."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def trusted(url: str) -> ssl.SSLContext | bool:
 
 
 def is_untrusted(error: Exception) -> bool:
-    """Whether a connection failed because of the certificate of the server."""
+    """Return whether a connection failed because of the certificate of the server."""
     return "CERTIFICATE_VERIFY_FAILED" in str(error)

@@ -9,7 +9,7 @@ from llamasup.core.http.network import AsyncioBackend
 
 
 class UnixTransport(httpx.AsyncHTTPTransport):
-    """Any number of connections to the socket at ``path``."""
+    """A pool of any number of connections to the socket at ``path``."""
 
     def __init__(self, path: str) -> None:
         self._pool = httpcore.AsyncConnectionPool(

@@ -47,7 +47,9 @@ _MAX_NAME_SHOWN = 200  # characters of a name from a server
 
 
 class RepoFile(Struct, frozen=True):
-    """``path`` in the repository; ``size`` in bytes; ``sha256`` in lower-case hex, if the hub has it."""
+    """A file of a repository: ``path`` in the repository; ``size`` in bytes; ``sha256`` in lower-case hex, if
+    the hub has it.
+    """
 
     path: str
     size: int
@@ -55,8 +57,8 @@ class RepoFile(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """``parts`` of the model in order; ``name``: the quantization or file that gives the same choice again;
-    ``notes`` for the user.
+    """The chosen files: ``parts`` of the model in order; ``name``: the quantization or file that gives the
+    same choice again; ``notes`` for the user.
     """
 
     parts: tuple[RepoFile, ...]
@@ -67,7 +69,7 @@ class Choice(Struct, frozen=True):
 
     @property
     def files(self) -> tuple[RepoFile, ...]:
-        """The small projector first, so that errors of the repository show early."""
+        """All files: the small projector first, so that errors of the repository show early."""
         return self.parts if self.projector is None else (self.projector, *self.parts)
 
     @property
@@ -92,7 +94,9 @@ class _Candidate(Struct, frozen=True):
 
 
 def choose(ref: RepoRef, files: Iterable[RepoFile], *, exact: bool = False) -> Choice:
-    """The files of ``ref`` among all ``files`` of the repository; ``exact``: similar names do not match.
+    """Return the files of ``ref`` among all ``files`` of the repository.
+
+    With ``exact``, similar names do not match.
 
     Raises ModelMissing if none match, UsageInvalid if several models match, and ModelInvalid if a part is
     missing, each with a list of the models.
@@ -141,7 +145,7 @@ def _candidates(files: Sequence[RepoFile]) -> list[_Candidate]:
 
 
 def quant_tag(path: str) -> str:
-    """The quantization in a path, such as ``Q4_K_M``: from the name, else from the folders."""
+    """Return the quantization in a path, such as ``Q4_K_M``: from the name, else from the folders."""
     for name in reversed(path.removesuffix(".gguf").split("/")):
         if found := _TAG.findall(name):
             tag = re.sub(r"[-.]", "_", found[-1].upper())

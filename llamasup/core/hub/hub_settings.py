@@ -20,7 +20,10 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
 def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
-    """The base URL of the hub: ``given``, else ``HF_ENDPOINT``, else the default. Raises UsageInvalid."""
+    """Return the base URL of the hub: ``given``, else ``HF_ENDPOINT``, else the default.
+
+    Raises UsageInvalid.
+    """
     endpoint = (given or environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     try:
         problem = "" if origin_of(endpoint)[1] else "it has no host"
@@ -38,8 +41,8 @@ def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
 
 
 def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | None:
-    """The token of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth login``
-    writes.
+    """Return the token of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth
+    login`` writes.
 
     None if there is none. Raises ConfigInvalid if a named one cannot be used.
     """

@@ -264,7 +264,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_file_at(fd: int, path: Path) -> bool:
-    """Raises FolderUnusable if it is not a regular file."""
+    """Return whether a file is at the path. Raises FolderUnusable if it is not a regular file."""
     opened = os.fstat(fd)
     if not stat.S_ISREG(opened.st_mode):
         raise FolderUnusable(
@@ -281,7 +281,7 @@ def _is_file_at(fd: int, path: Path) -> bool:
 
 
 def origin_of_file(path: Path) -> Origin | None:
-    """The origin of a finished file; None if it is unknown or the file has changed since."""
+    """Return the origin of a finished file; None if it is unknown or the file has changed since."""
     found = _record(_origin_path(path), Origin)
     if found is None:
         return None
@@ -293,7 +293,7 @@ def origin_of_file(path: Path) -> Origin | None:
 
 
 def write_origin(path: Path, origin: Origin) -> None:
-    """Raises OSError."""
+    """Write the record of origin. Raises OSError."""
     atomic_write(_origin_path(path), msgspec.json.encode(origin), mode=0o644)
 
 
@@ -308,7 +308,7 @@ def add_names(path: Path, names: Sequence[str]) -> None:
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:
-    """The files that llamasup wrote for the file at ``path``: the record of origin, the unfinished download.
+    """Return the files that llamasup wrote for ``path``: the record of origin, the unfinished download.
 
     A ``.part`` without llamasup's record belongs to another program, and so does a record in another format.
     """
@@ -344,7 +344,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the system about writing ``path`` into errors of llamasup."""
+    """Turn errors of the system about writing ``path`` into errors of llamasup."""
     try:
         yield
     except OSError as error:

@@ -10,7 +10,7 @@ __all__ = ["Listener", "Progress"]
 
 
 class Progress(Struct, frozen=True):
-    """Of all files of a model together; ``total_bytes`` is None if unknown."""
+    """The progress of all files of a model together; ``total_bytes`` is None if unknown."""
 
     done_bytes: int
     total_bytes: int | None

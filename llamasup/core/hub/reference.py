@@ -81,7 +81,7 @@ Ref = RepoRef | UrlRef
 
 
 def parse_ref(text: str, endpoint: str = HUB) -> Ref | None:
-    """The reference in ``text``; None if it is something else, such as a path.
+    """Return the reference in ``text``; None if it is something else, such as a path.
 
     ``endpoint`` is the hub, whose web pages are references too. Raises UsageInvalid for an invalid reference.
     """
@@ -100,7 +100,10 @@ def parse_ref(text: str, endpoint: str = HUB) -> Ref | None:
 
 
 def names_of(ref: Ref) -> tuple[str, ...]:
-    """The names of ``ref`` to record with a downloaded file, the exact one last. Queries are hashed."""
+    """Return the names of ``ref`` to record with a downloaded file, the exact one last.
+
+    Queries are hashed.
+    """
     if isinstance(ref, RepoRef):
         return (f"{ref.revision}:{ref.file or ref.quant or ''}",)
     url = split_urls(ref.url)[0]
@@ -109,7 +112,7 @@ def names_of(ref: Ref) -> tuple[str, ...]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether ``text`` looks like a reference rather than a path; it may be invalid."""
+    """Return whether ``text`` looks like a reference rather than a path; it may be invalid."""
     try:
         return parse_ref(text) is not None
     except UsageInvalid:
@@ -210,7 +213,7 @@ def _page(segments: list[str], text: str) -> RepoRef | None:
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port, in lower case. Raises ValueError for an invalid URL."""
+    """Return the scheme, host and port, in lower case. Raises ValueError for an invalid URL."""
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     if scheme not in _PORTS:
@@ -219,7 +222,7 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 
 def shown_url(url: str) -> str:
-    """The URL for messages: without query (signatures), user and fragment."""
+    """Return the URL for messages: without query (signatures), user and fragment."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -230,7 +233,7 @@ def shown_url(url: str) -> str:
 
 
 def split_urls(url: str) -> tuple[str, ...]:
-    """The URLs of all parts of the model of ``url``, in order; only ``url`` if it has one file."""
+    """Return the URLs of all parts of the model of ``url``, in order; only ``url`` if it has one file."""
     parts = urlsplit(url)
     found = _SPLIT_URL.fullmatch(parts.path)
     if found is None or not 1 <= int(found["count"]) <= _MAX_PARTS:
@@ -243,12 +246,12 @@ def split_urls(url: str) -> tuple[str, ...]:
 
 
 def resolve_url(endpoint: str, ref: RepoRef, path: str, revision: str) -> str:
-    """The URL of a file in a repository."""
+    """Return the URL of a file in a repository."""
     return f"{endpoint}/{ref.repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
 
 
 def tree_url(endpoint: str, ref: RepoRef) -> str:
-    """The URL of the list of files in a repository."""
+    """Return the URL of the list of files in a repository."""
     return f"{endpoint}/api/models/{ref.repo}/tree/{quote(ref.revision, safe='')}?recursive=true&expand=false"
 
 
@@ -256,7 +259,7 @@ def tree_url(endpoint: str, ref: RepoRef) -> str:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path from a server may be used below the models folder (X10)."""
+    """Return whether a path from a server may be used below the models folder (X10)."""
     names = path.split("/")
     return len(path) < 1024 and all(map(_is_safe_name, names))
 
@@ -272,7 +275,7 @@ def _is_safe_name(name: str) -> bool:
 
 
 def local_path(ref: Ref, path: str) -> PurePosixPath:
-    """The path of a file relative to the models folder; ``path`` is that in the repository or the URL.
+    """Return the path of a file relative to the models folder; ``path`` is that in the repository or the URL.
 
     ``org/repo/…`` for repositories, ``@host/…`` for URLs; no organisation's name starts with @.
     """

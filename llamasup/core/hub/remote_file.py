@@ -36,7 +36,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class RemoteFile(Struct, frozen=True):
-    """``size`` in bytes, ``sha256`` in lower-case hex, ``etag`` a strong one. None: unknown."""
+    """A file on a server: ``size`` in bytes, ``sha256`` in lower-case hex, ``etag`` a strong one.
+
+    None means unknown.
+    """
 
     size: int | None = None
     sha256: str | None = None
@@ -44,7 +47,7 @@ class RemoteFile(Struct, frozen=True):
 
 
 class ContentRange(Struct, frozen=True):
-    """``end`` is exclusive; ``size`` is that of the whole file, None if unknown."""
+    """A range of bytes in a response. ``end`` is exclusive; ``size`` is of the whole file, or None."""
 
     start: int
     end: int
@@ -52,7 +55,7 @@ class ContentRange(Struct, frozen=True):
 
 
 def why_not_resumed(before: RemoteFile, now: RemoteFile) -> str:
-    """Why bytes of ``before`` cannot be kept for ``now``; empty if they can."""
+    """Return the reason why bytes of ``before`` cannot be kept for ``now``; empty if they can."""
     if before.size != now.size:
         return f"the size changed from {before.size} to {now.size} bytes"
     if before.sha256 and now.sha256:
@@ -63,7 +66,7 @@ def why_not_resumed(before: RemoteFile, now: RemoteFile) -> str:
 
 
 def content_range(text: str | None) -> ContentRange | None:
-    """A Content-Range header (RFC 9110, 14.4); None if it is missing or invalid."""
+    """Parse a Content-Range header (RFC 9110, 14.4); None if it is missing or invalid."""
     found = _CONTENT_RANGE.fullmatch((text or "").strip())
     if found is None:
         return None
@@ -75,18 +78,18 @@ def content_range(text: str | None) -> ContentRange | None:
 
 
 def strong_etag(text: str | None) -> str | None:
-    """The ETag if it is strong, so that it changes with every byte."""
+    """Return the ETag if it is strong, so that it changes with every byte."""
     return None if not text or text.startswith("W/") else text.strip('" ')
 
 
 def linked_sha256(headers: Mapping[str, str]) -> str | None:
-    """The checksum of a large file on the hub, from ``X-Linked-Etag``."""
+    """Return the checksum of a large file on the hub, from ``X-Linked-Etag``."""
     tag = (headers.get("x-linked-etag") or "").strip('" ').lower()
     return tag if _SHA256.fullmatch(tag) else None
 
 
 def retry_after_s(text: str | None, now: datetime) -> float | None:
-    """A Retry-After header, seconds or a date; None if it is missing or invalid."""
+    """Parse a Retry-After header, seconds or a date; None if it is missing or invalid."""
     text = (text or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])
@@ -107,7 +110,7 @@ _PIECES_EACH = 4
 
 
 def added(ranges: Ranges, start: int, end: int) -> Ranges:
-    """``ranges`` with the bytes from ``start`` to before ``end`` added."""
+    """Return ``ranges`` with the bytes from ``start`` to before ``end`` added."""
     if start >= end:
         return ranges
     before = tuple(known for known in ranges if known[1] < start)
@@ -117,7 +120,7 @@ def added(ranges: Ranges, start: int, end: int) -> Ranges:
 
 
 def checked(ranges: Ranges, size: int) -> Ranges:
-    """``ranges`` as read from a file; empty if they are invalid."""
+    """Return ``ranges`` as read from a file; empty if they are invalid."""
     last = -1
     for start, end in ranges:
         if not last < start < end <= size:
@@ -127,14 +130,14 @@ def checked(ranges: Ranges, size: int) -> Ranges:
 
 
 def missing(ranges: Ranges, size: int) -> Ranges:
-    """The gaps in ``ranges`` up to ``size`` bytes."""
+    """Return the gaps in ``ranges`` up to ``size`` bytes."""
     edges = [0, *(edge for known in ranges for edge in known), size]
     gaps = zip(edges[::2], edges[1::2], strict=True)
     return tuple((start, end) for start, end in gaps if start < end)
 
 
 def prefix(ranges: Ranges) -> int:
-    """The number of bytes without a gap from the start of the file."""
+    """Return the number of bytes without a gap from the start of the file."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
@@ -143,12 +146,12 @@ def total(ranges: Ranges) -> int:
 
 
 def piece_bytes(size: int, parallel: int) -> int:
-    """The size of one request."""
+    """Return the size of one request."""
     return min(max(size // (parallel * _PIECES_EACH), _MIN_PIECE), _MAX_PIECE)
 
 
 def pieces(gaps: Ranges, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """``gaps`` in requests of at most ``max_bytes``, from the start, so that the checksum can follow."""
+    """Return ``gaps`` in requests of at most ``max_bytes``, in order, so that the checksum can follow."""
     for start, end in gaps:
         for at in range(start, end, max_bytes):
             yield at, min(at + max_bytes, end)

@@ -24,7 +24,7 @@ _MAIN = "main"
 
 
 class FetchedModel(Struct, frozen=True):
-    """Absolute paths. ``path`` is the file to load: the first of the ``parts``."""
+    """The absolute paths of a downloaded model. ``path`` is the file to load: the first of the ``parts``."""
 
     path: Path
     parts: tuple[Path, ...]
@@ -32,7 +32,7 @@ class FetchedModel(Struct, frozen=True):
 
 
 def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:
-    """The model of ``ref`` in the models ``folder``; None if it is missing or incomplete.
+    """Return the model of ``ref`` in the models ``folder``; None if it is missing or incomplete.
 
     A reference without a quantization matches any that is there, and of several the one that would be
     downloaded; likewise the revision and the query of a URL. A quantization, revision or query that is given

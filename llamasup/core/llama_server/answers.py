@@ -1,4 +1,4 @@
-"""What a llama-server answers about itself: its health, its progress, a token probe and saved slots.
+"""Reads what a llama-server answers about itself: its health, its progress, a token probe and saved slots.
 
 ``read_progress`` only reads; ``supervision/liveness.py`` decides what the numbers mean. Every field is
 optional, since builds differ:
@@ -51,7 +51,10 @@ class SlotAnswer(Struct, frozen=True):
 
 
 def read_slot_answer(status: int, body: bytes, counted: str) -> SlotAnswer:
-    """``counted``: ``n_saved`` or ``n_restored``, the field with the number of tokens."""
+    """Read the answer to ``/slots/N?action=…``.
+
+    ``counted``: ``n_saved`` or ``n_restored``, the field with the number of tokens.
+    """
     try:
         answer = json.loads(body)
         if status == 200:
@@ -67,7 +70,9 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ServerProgress(Struct, frozen=True):
-    """``tokens``: the prompt and answer tokens so far of each request in a slot, by slot and task.
+    """The progress of all requests.
+
+    ``tokens``: the prompt and answer tokens so far of each request in a slot, by slot and task.
 
     ``prefilling``: whether a request is still at its prompt (None: unknown). ``total``: the sum of the
     server's counters, which only grow.
@@ -127,7 +132,7 @@ def read_progress(slots: bytes | None, metrics: bytes | None) -> ServerProgress:
 
 
 def read_slots(slots: bytes | None) -> tuple[SlotProgress, ...] | None:
-    """The busy slots, in the order in which they got their requests; None: no valid answer."""
+    """Return the busy slots, in the order in which they got their requests; None: no valid answer."""
     busy = _busy_slots(slots)
     if busy is None:
         return None

@@ -21,7 +21,7 @@ __all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "wi
 
 
 class Reason(Struct, frozen=True):
-    """Why a flag is on the command line, or (``passed`` false) why it is not."""
+    """The reason why a flag is on the command line, or (``passed`` false) why it is not."""
 
     flag: str
     value: str | None
@@ -50,7 +50,9 @@ class CommandLine:
         measured: ExtraArgs = ExtraArgs(),  # noqa: B008 - a frozen value
         why_measured: str = "",
     ) -> None:
-        """``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``:
+        """Begin a command line.
+
+        ``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``:
         flags that replace the plan's own, for the reason ``why_measured``; the user's own flags win.
         """
         self._argv = list(command)
@@ -128,12 +130,12 @@ class CommandLine:
 
 
 def asked_with(option: str, setting: object) -> str | None:
-    """For ``give``: llamasup's own option, if the user set it."""
+    """Return llamasup's own option for ``give``, if the user set it."""
     return None if setting is None else option
 
 
 def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInvalid:
-    """The error for a setting of the user that the build does not support."""
+    """Return the error for a setting of the user that the build does not support."""
     option = capabilities.find(flag)
     is_removed = option is not None and option.removed
     nearest = capabilities.nearest(flag)
@@ -244,7 +246,7 @@ _SCALE = re.compile(r":[-+]?[\d.]+$")
 def with_absolute_paths(
     capabilities: Capabilities, extra: tuple[str, ...], resolve: Callable[[str], str]
 ) -> tuple[str, ...]:
-    """The user's llama-server arguments with ``resolve`` applied to every path in them.
+    """Return the user's llama-server arguments with ``resolve`` applied to every path in them.
 
     A missing path is no error here: llama-server reports it. Raises UsageInvalid as ``read_extra`` does.
     """

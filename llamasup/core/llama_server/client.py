@@ -128,21 +128,21 @@ class Prober:
         return response.status, response.content
 
     async def metrics(self) -> str | None:
-        """The server's own Prometheus text, or None if it has none."""
+        """Return the server's own Prometheus text, or None if it has none."""
         body = await self._body("/metrics", METRICS_TIMEOUT_S)
         return None if body is None else body.decode(errors="replace")
 
     async def progress(self, timeout_s: float = PROBE_TIMEOUT_S) -> ServerProgress:
-        """The server's progress, as far as it reports any."""
+        """Return the server's progress, as far as it reports any."""
         slots = await self._body("/slots", timeout_s)
         return read_progress(slots, await self._body("/metrics", timeout_s))
 
     async def slots(self) -> tuple[SlotProgress, ...] | None:
-        """The busy slots, if the server reports them."""
+        """Return the busy slots, if the server reports them."""
         return read_slots(await self._body("/slots", PROBE_TIMEOUT_S))
 
     async def context_window(self) -> ContextWindow | None:
-        """The context of one request, if the server reports it."""
+        """Return the context of one request, if the server reports it."""
         return read_window(await self._body("/slots", PROBE_TIMEOUT_S))
 
     async def transfer_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
@@ -189,7 +189,7 @@ class Prober:
         return await self._send("POST", path, msgspec.json.encode(body))
 
     async def _send(self, method: str, path: str, body: bytes | None = None) -> httpcore.Response:
-        """Without a limit for the time of the answer. ``body``: JSON. Raises NoAnswer."""
+        """Send a request without a limit for the time of the answer. ``body``: JSON. Raises NoAnswer."""
         kind = [] if body is None else [("Content-Type", "application/json")]
         try:
             return await self._pool.request(

@@ -16,7 +16,7 @@ _MIN_FREED_SHARE = 0.5  # of the estimate, because most processes allocate less
 
 
 def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """The devices of ``runtime`` with their free memory at this moment.
+    """Return the devices of ``runtime`` with their free memory at this moment.
 
     From NVML if it shows the same GPUs, else from the runtime, which creates a context on each GPU for a
     moment. Raises BrokenRuntime if the runtime does not answer.

@@ -53,7 +53,10 @@ class Diagnosis(Struct, frozen=True):
 
 
 class _Rule(Struct, frozen=True):
-    """``message`` and ``remedy`` may have the pattern's groups, ``{model}``, ``{exit}`` and ``{build}``."""
+    """A row of the table.
+
+    ``message`` and ``remedy`` may have the pattern's groups, ``{model}``, ``{exit}`` and ``{build}``.
+    """
 
     cause: str
     pattern: str
@@ -74,7 +77,10 @@ def _rule(
     recurs: bool = True,
     when_ready: bool = False,
 ) -> _Rule:
-    """``recurs``: a restart would fail again. ``when_ready``: the rule also applies to a ready server."""
+    """Make a rule.
+
+    ``recurs``: a restart would fail again. ``when_ready``: the rule also applies to a ready server.
+    """
     return _Rule(cause, pattern, message, remedy, exit_code, recurs, not when_ready)
 
 
@@ -370,12 +376,12 @@ def _apply(
 
 
 def may_be_of_a_request(diagnosis: Diagnosis) -> bool:
-    """Whether a request may be the reason, and not another program or the loss of an RPC worker."""
+    """Return whether a request may be the reason, and not another program or the loss of an RPC worker."""
     return diagnosis.cause not in (_KILLED, WORKER_LOST)
 
 
 def weights_were_read(lines: Sequence[str]) -> bool:
-    """Whether the log shows that the server has begun to create its context.
+    """Return whether the log shows that the server has begun to create its context.
 
     ``--fit`` also creates contexts, before it reads any weights (b11434 logs them at ``-lv 5``).
     """

@@ -32,6 +32,6 @@ DRAFTED = re.compile(b"draft acceptance")
 
 
 def read_drafted(line: str) -> Drafted | None:
-    """The counts in a log line; None for other lines."""
+    """Return the counts in a log line; None for other lines."""
     found = _LINE.fullmatch(line)
     return None if found is None else Drafted(int(found["proposed"]), int(found["accepted"]))

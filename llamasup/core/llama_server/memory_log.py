@@ -40,7 +40,7 @@ _MIB = 1 << 20
 
 
 class ServerSizes(Struct, frozen=True):
-    """Bytes over the target model, its draft model and its projector; the log rounds each to 0.01 MiB."""
+    """The bytes over the target model, its draft model and its projector; the log rounds each to 0.01 MiB."""
 
     weights_bytes: int = 0
     kv_bytes: int = 0  # recurrent states included
@@ -62,7 +62,7 @@ class ServerSizes(Struct, frozen=True):
 
 
 def read_sizes(lines: Iterable[str]) -> ServerSizes:
-    """The sizes in the log of one start. All zero if the log level is below ``-lv 4``."""
+    """Return the sizes in the log of one start. All zero if the log level is below ``-lv 4``."""
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
     # A context that reserves its compute buffers again (for other batches) logs them again: the last counts.
@@ -111,7 +111,10 @@ def _bytes(mib: str) -> int:
 
 
 def give_size_log(line: CommandLine, capabilities: Capabilities, *, measured: bool) -> None:
-    """Since 2026 the sizes need a log level with thirty more lines per request: set it only where needed."""
+    """Set the log level that shows the sizes.
+
+    Since 2026 the sizes need a log level with thirty more lines per request: set it only where needed.
+    """
     option = capabilities.find("--verbosity")
     if option is None or "4: trace" not in option.description:
         return

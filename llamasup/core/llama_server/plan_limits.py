@@ -18,7 +18,10 @@ MIN_CTX_SIZE = 2048
 
 
 class PlanLimits(Struct, frozen=True):
-    """``None`` is no bound. ``why``: the reason for whatever these bounds make smaller."""
+    """The bounds of one plan; ``None`` is no bound.
+
+    ``why``: the reason for whatever these bounds make smaller.
+    """
 
     parallel: int | None = None
     ctx_size: int | None = None  # tokens per request
@@ -86,7 +89,7 @@ class Adjustment(Struct, frozen=True):
 
 
 def adjustable_of(settings: Settings, extra_args: ExtraArgs) -> frozenset[str]:
-    """The options that a smaller plan may change: those that the user set neither here nor after ``--``."""
+    """Return the options that a smaller plan may change: the user set them neither here nor after ``--``."""
     if settings.profile == "plain":
         return frozenset()  # llama-server chooses them all
     passed: Mapping[str, tuple[object, tuple[str, ...]]] = {

@@ -94,7 +94,7 @@ def check_file(path: Path, origin: str, program: Program = LLAMA_SERVER) -> None
 
 
 def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) -> BrokenRuntime:
-    """The error if the system refuses to start the program."""
+    """Return the error if the system refuses to start the program."""
     use_another = program.use_another
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOEXEC:
@@ -119,7 +119,7 @@ def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) ->
 def unusable(
     name: str, answer: CommandResult, options: tuple[Option, ...], timeout_s: float
 ) -> BrokenRuntime:
-    """The error for a program whose ``--help`` is not llama-server's."""
+    """Return the error for a program whose ``--help`` is not llama-server's."""
     output = answer.stderr or answer.stdout
     if answer.too_long:
         return BrokenRuntime(
@@ -153,7 +153,7 @@ def unusable(
 
 
 def devices_failed(name: str, answer: CommandResult) -> BrokenRuntime:
-    """The error if ``--list-devices`` fails, which does not mean that there are no devices."""
+    """Return the error if ``--list-devices`` fails, which does not mean that there are no devices."""
     how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
     return BrokenRuntime(
         f"{name} answers --help, but --list-devices fails ({how}).",

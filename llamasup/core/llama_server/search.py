@@ -34,7 +34,7 @@ class Candidate(Struct, frozen=True):
 
 
 def choose(choice: str | None, environ: Mapping[str, str], configured: str | None) -> Candidate:
-    """The runtime to use, whether it works or not. Raises RuntimeMissing if there is none."""
+    """Return the runtime to use, whether it works or not. Raises RuntimeMissing if there is none."""
     for origin, wanted in (
         ("--runtime", choice),
         ("$LLAMASUP_RUNTIME", environ.get("LLAMASUP_RUNTIME") or None),
@@ -90,7 +90,10 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """All runtimes that are found without a choice, best first; each is looked up when it is needed."""
+    """Return all runtimes that are found without a choice, best first.
+
+    Each is looked up when it is needed.
+    """
     if (on_path := _on_path(_EXECUTABLE, environ)) is not None:
         yield Candidate("binary", on_path, (on_path,), f"{_EXECUTABLE} on PATH")
     if (packaged := _packaged(environ)) is not None:

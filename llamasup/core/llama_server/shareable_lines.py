@@ -1,4 +1,4 @@
-"""Which lines of llama-server's log may be published, because they cannot quote a request.
+"""Selects the lines of llama-server's log that may be published, because they cannot quote a request.
 
 A server that is not ready yet has no requests, so all its lines with a time stamp are kept. After that, only
 lines that report work in numbers are kept, and the trusted errors at the end.
@@ -28,7 +28,7 @@ _FIRST_LINE_S = 0.01
 
 
 def shareable_lines(lines: Sequence[str], most: int) -> list[str]:
-    """The last ``most`` of them, of one or several processes in turn."""
+    """Return the last ``most`` shareable lines, of one or several processes in turn."""
     kept: list[str] = []
     for number, log in enumerate(_logs(lines)):
         began_s = next((at_s for line in log if (at_s := _seconds(line)) is not None), _FIRST_LINE_S)

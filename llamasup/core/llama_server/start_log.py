@@ -64,7 +64,7 @@ RELEVANT = re.compile(
 
 
 def read_line(line: str) -> StartLogEvent | None:
-    """The meaning of a log line; None for other lines, and for lines that quote a request."""
+    """Return the meaning of a log line; None for other lines, and for lines that quote a request."""
     if quotes_client(line):
         return None
     if _READY.search(line):

@@ -1,4 +1,4 @@
-"""Which lines of llama-server's output are trusted.
+"""Decides which lines of llama-server's output are trusted.
 
 llama-server quotes invalid requests at its default verbosity, including their line feeds (b11434: ``error
 parsing grammar``), so a client can write any line to the log, also one with a time stamp. Two rules keep such
@@ -28,12 +28,12 @@ _QUOTES = r"\(CORS\) skip|log_server_r\w*: |done request: "
 
 
 def quotes_client(line: str) -> bool:
-    """Whether a loading server quotes a request in this line."""
+    """Return whether a loading server quotes a request in this line."""
     return re.search(_QUOTES, line) is not None
 
 
 def trusted_head(lines: Sequence[str]) -> list[str]:
-    """The trusted lines of a server that was not ready yet: those before the first quoted request.
+    """Return the trusted lines of a server that was not ready yet: those before the first quoted request.
 
     Only `wrap` forwards requests to a loading server.
     """
@@ -119,7 +119,7 @@ _SKIPPED = (
 
 
 def trusted_tail(lines: Sequence[str]) -> list[str]:
-    """The trusted lines at the end of the log of a server that was ready, without time stamps."""
+    """Return the trusted lines at the end of the log of a server that was ready, without time stamps."""
     tail: list[str] = []
     others = 0
     is_quotation = False  # after a line of unknown origin, which may be the text of an exception

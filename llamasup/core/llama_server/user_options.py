@@ -28,7 +28,7 @@ class ParsedOption(Struct, frozen=True):
     words: tuple[str, ...] = ()
 
     def named(self, prefix: str) -> bool:
-        """Whether a spelling of the option begins with ``prefix``."""
+        """Return whether a spelling of the option begins with ``prefix``."""
         return self.option is not None and any(name.startswith(prefix) for name in self.option.spellings)
 
 
@@ -38,7 +38,7 @@ class ParsedOptions(Struct, frozen=True):
     options: tuple[ParsedOption, ...] = ()
 
     def all(self, flag: str) -> tuple[ParsedOption, ...]:
-        """Every occurrence of this option, in whatever spelling."""
+        """Return every occurrence of this option, in whatever spelling."""
         return tuple(
             given for given in self.options if given.option is not None and flag in given.option.spellings
         )
@@ -51,12 +51,12 @@ class ParsedOptions(Struct, frozen=True):
         return given[-1].values[0] if given and given[-1].values else None
 
     def switch(self, flag: str) -> bool:
-        """Whether a switch is given and not switched off later."""
+        """Return whether a switch is given and not switched off later."""
         given = self.all(flag)
         return bool(given) and given[-1].on
 
     def number(self, flag: str) -> int | None:
-        """The value as an integer. Raises UsageInvalid if it is not one."""
+        """Return the value as an integer. Raises UsageInvalid if it is not one."""
         value = self.value(flag)
         if value is None:
             return None
@@ -69,7 +69,10 @@ class ParsedOptions(Struct, frozen=True):
 
 
 def parse_options(words: Sequence[str], capabilities: Capabilities) -> tuple[ParsedOption, ...]:
-    """All words, option by option. A word that the build does not know is an option without ``option``."""
+    """Parse all words, option by option.
+
+    A word that the build does not know is an option without ``option``.
+    """
     parsed: list[ParsedOption] = []
     start = 0
     while start < len(words):
@@ -98,7 +101,10 @@ def options_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -
 def options_in_config(
     config: Sequence[tuple[str, str]], capabilities: Capabilities
 ) -> tuple[ParsedOption, ...]:
-    """``config`` comes from ``read_config``. Names are options without dashes, or variables [run]."""
+    """Return the options in ``config``, which comes from ``read_config``.
+
+    Names are options without dashes, or variables [run].
+    """
     variables = {option.env: option for option in capabilities.options if option.env}
     found = (
         (variables.get(name) or capabilities.find(f"--{name}") or capabilities.find(f"-{name}"), value)
@@ -112,12 +118,12 @@ def options_in_config(
 
 
 def config_files_in(output: str) -> tuple[str, ...]:
-    """The config files that a build names in its output: ``I using config file: PATH``."""
+    """Return the config files that a build names in its output: ``I using config file: PATH``."""
     return tuple(re.findall(r"\busing config file: (.+?)\s*$", output, re.MULTILINE))
 
 
 def read_config(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and values of a ``llama.cpp/config.ini``, in order.
+    """Return the names and values of a ``llama.cpp/config.ini``, in order.
 
     Lines before any section and those below ``[*]`` and ``[default]`` count [run, b11434]; other sections are
     presets.

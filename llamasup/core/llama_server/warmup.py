@@ -42,7 +42,7 @@ _SCORE = WarmUpRequest("/v1/rerank", {"query": "Hello", "documents": ["Hello"]},
 
 
 def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
-    """The request that a model of this class can answer."""
+    """Return the request that a model of this class can answer."""
     match model_class:
         case ModelClass.ENCODER:
             return _VECTOR
@@ -55,7 +55,7 @@ def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
 
 
 def begun_message_requests() -> tuple[WarmUpRequest, WarmUpRequest]:
-    """How the chat template renders a begun message, and a stream that continues it.
+    """Return two requests: how the chat template renders a begun message, and a stream that continues it.
 
     A stream may repeat less than an answer that is not one (xllamacpp 2026.10).
     """
@@ -68,7 +68,9 @@ def begun_message_requests() -> tuple[WarmUpRequest, WarmUpRequest]:
 
 
 def repeats_begun_message(rendered: bytes, answer: bytes) -> bool | None:
-    """Whether llama-server repeats the begun message that it continues; None: it does not continue it.
+    """Return whether llama-server repeats the begun message that it continues.
+
+    Returns None if it does not continue the message.
 
     ``rendered`` and ``answer`` are the bodies of the answers to ``begun_message_requests``.
     """
@@ -84,12 +86,15 @@ def repeats_begun_message(rendered: bytes, answer: bytes) -> bool | None:
 
 
 def slot_request(number: int) -> WarmUpRequest:
-    """One token in this slot. llama-server uses slots first that were never used, even restored ones."""
+    """Request one token in this slot.
+
+    llama-server uses slots first that were never used, even restored ones.
+    """
     return WarmUpRequest(_TOKEN.path, {**_TOKEN.body, "id_slot": number}, _TOKEN.expects)
 
 
 def response_problem(request: WarmUpRequest, status: int, body: bytes) -> str | None:
-    """None if the answer shows that the model works, else the problem."""
+    """Return None if the answer shows that the model works, else the problem."""
     try:
         answer = json.loads(body)
     except INVALID_JSON:
@@ -105,12 +110,12 @@ def response_problem(request: WarmUpRequest, status: int, body: bytes) -> str | 
 
 
 def no_response(request: WarmUpRequest, error: Exception) -> str:
-    """The problem for a request that failed with ``error``, whose text may be empty."""
+    """Return the problem for a request that failed with ``error``, whose text may be empty."""
     return f"{request.path} was not answered: {str(error) or type(error).__name__}"
 
 
 def warmup_diagnosis(problem: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:
-    """The diagnosis of a failed warm-up. ``status``: that of the answer, if there was one."""
+    """Return the diagnosis of a failed warm-up. ``status``: that of the answer, if there was one."""
     if status == 401:
         # b11434 reads /etc/llama.cpp/config.ini whatever XDG_CONFIG_HOME is.
         return Diagnosis(

@@ -23,7 +23,9 @@ BATCH: Final = 100
 
 
 class BatchWriter(Generic[T]):
-    """``write`` gets at most ``BATCH`` items at a time, in order, in the thread; it returns False to end.
+    """A queue whose items a thread passes to ``write``.
+
+    ``write`` gets at most ``BATCH`` items at a time, in order, in the thread; it returns False to end.
 
     ``linger_s``: how long the thread collects items before it writes. ``max_waiting``: ``put`` drops an item
     while so many wait, and counts it in ``rejected``; then only one thread may call ``put``.
@@ -57,7 +59,7 @@ class BatchWriter(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        """The number of items that wait."""
+        """Return the number of items that wait."""
         return len(self._items)
 
     def put(self, item: T, *, hurry: bool = False) -> None:

@@ -42,7 +42,10 @@ _ROOT = Path(__file__).parents[3]
 
 
 def own_command(part: Part) -> tuple[str, ...] | None:
-    """The command line of ``part``, which its arguments follow; None if this program cannot start it."""
+    """Return the command line of ``part``, which its arguments follow.
+
+    Returns None if this program cannot start it.
+    """
     if getattr(sys, "frozen", False) == BUNDLE:
         return (sys.executable,) if part == "llamasup" else (sys.executable, PART_ARGUMENT, part)
     python = python_executable()
@@ -54,7 +57,7 @@ def own_command(part: Part) -> tuple[str, ...] | None:
 
 
 def python_executable() -> str | None:
-    """The path of a Python with llamasup's modules; None in a frozen application."""
+    """Return the path of a Python with llamasup's modules; None in a frozen application."""
     return None if getattr(sys, "frozen", False) else sys.executable or None
 
 

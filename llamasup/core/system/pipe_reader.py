@@ -19,7 +19,7 @@ _CHUNK_BYTES = 64 * 1024
 
 @asynccontextmanager
 async def pipe_reader(fd: int, limit: int) -> AsyncIterator[asyncio.StreamReader]:
-    """The content of ``fd``, which it closes. ``limit``: the longest line.
+    """Yield the content of ``fd``, and close it. ``limit``: the longest line.
 
     On Windows ``fd`` is closed when its last writer has ended, and not before.
     """
@@ -58,7 +58,7 @@ class _ReadingThread(asyncio.ReadTransport):
         self._may_read.set()
 
     def close(self) -> None:
-        """What comes is read and dropped, so that the writer does not block."""
+        """Read and drop what still comes, so that the writer does not block."""
         self._closed = True
         self._may_read.set()
 

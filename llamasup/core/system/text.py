@@ -23,7 +23,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters, direction marks and bytes outside UTF-8 as escapes."""
+    """Return ``text`` with control characters, direction marks and bytes outside UTF-8 as escapes."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
@@ -37,17 +37,17 @@ def _escaped(letter: str) -> str:
 
 
 def path_text(path: str) -> str:
-    """A path with its bytes outside UTF-8 as escapes (PEP 383): text that every JSON parser accepts."""
+    """Return a path as text that every JSON parser accepts: bytes outside UTF-8 are escapes (PEP 383)."""
     return _HALF_PAIR.sub(lambda half: _escaped(half[0]), path)
 
 
 def is_path(text: str, separators: Sequence[str] = SEPARATORS) -> bool:
-    """Whether ``text`` is written as a path, and not as a name."""
+    """Return whether ``text`` is written as a path, and not as a name."""
     return text.startswith("~") or any(separator in text for separator in separators)
 
 
 def display_width(text: str) -> int:
-    """The width of ``text`` in terminal columns: two for wide characters such as Chinese ones."""
+    """Return the width of ``text`` in terminal columns: two for wide characters such as Chinese ones."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -62,7 +62,10 @@ INVALID_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as JSON in ASCII, which every encoding can carry. Values of other types become text."""
+    """Return ``value`` as JSON in ASCII, which every encoding can carry.
+
+    Values of other types become text.
+    """
     text = json.dumps(value, default=str)
     if "\\ud" in text:  # rare; checking every value would be slower
         text = json.dumps(_well_formed(value))
@@ -81,7 +84,7 @@ def _well_formed(value: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """``did you mean X?`` with the most similar of the ``known`` names, or "" if none is similar."""
+    """Return ``did you mean X?`` with the most similar of the ``known`` names, or "" if none is similar."""
     import difflib  # 1 ms; only errors need it
 
     similar = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=cutoff)
@@ -89,13 +92,13 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def one_of_these(near: Iterable[str]) -> str:
-    """The remedy ``Did you mean a or b?``; empty if there is no similar name."""
+    """Return the remedy ``Did you mean a or b?``; empty if there is no similar name."""
     names = " or ".join(near)
     return f"Did you mean {names}?" if names else ""
 
 
 def memory_text(count_bytes: int) -> str:
-    """``1.4 GiB``, ``730 MiB``: at most three digits."""
+    """Return a size such as ``1.4 GiB`` or ``730 MiB``, with at most three digits."""
     size = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1000:
@@ -105,7 +108,7 @@ def memory_text(count_bytes: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """``text``, which is not empty, with a capital letter and a full stop."""
+    """Return ``text``, which is not empty, with a capital letter and a full stop."""
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -113,12 +116,12 @@ _ROW_PART = re.compile(r'(?:\A|,)(?:"((?:[^"]|"")*)"(?=,|\Z)|([^,]*))')
 
 
 def split_row(text: str) -> list[str]:
-    """The values between commas, quoted as in a CSV file if they contain one, as llama-server reads them."""
+    """Split at commas as llama-server does: values that contain commas are quoted, as in a CSV file."""
     return [part[2] if part[1] is None else part[1].replace('""', '"') for part in _ROW_PART.finditer(text)]
 
 
 def joined_row(parts: Iterable[str]) -> str:
-    """The text that ``split_row`` splits into these values."""
+    """Return the text that ``split_row`` splits into these values."""
     return ",".join(
         f'"{quoted}"' if "," in part or part.startswith('"') else part
         for part in parts

@@ -55,8 +55,8 @@ def ask_workers(
     timeout_s: float = ESTIMATE_TIMEOUT_S,
     attempts: int = 1,
 ) -> tuple[WorkerAnswer, ...]:
-    """The answers of ``workers``, in their order, all asked together. Blocks for ``timeout_s`` at most, and
-    again for each further attempt with the workers that are not ready.
+    """Return the answers of ``workers``, in their order, all asked together. Blocks for ``timeout_s`` at
+    most, and again for each further attempt with the workers that are not ready.
 
     ``again``: do not use a kept answer. ``files``: for the workers with a tunnel. Raises UsageInvalid.
     """

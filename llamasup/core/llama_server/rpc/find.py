@@ -31,7 +31,9 @@ class FoundWorker(Struct, frozen=True):
 
 
 def find_rpc_server(choice: str | None, environ: Mapping[str, str]) -> FoundWorker:
-    """``choice``: ``--runtime``, the path of an rpc-server, or of a llama-server next to one.
+    """Find the rpc-server.
+
+    ``choice``: ``--runtime``, the path of an rpc-server, or of a llama-server next to one.
 
     Raises RuntimeMissing or BrokenRuntime.
     """
@@ -48,7 +50,7 @@ def find_rpc_server(choice: str | None, environ: Mapping[str, str]) -> FoundWork
 
 
 def worker_environment(environ: Mapping[str, str], path: str, config_home: str) -> dict[str, str]:
-    """As that of llama-server: an allowlist (X6)."""
+    """Return the environment of a worker: an allowlist, as for llama-server (X6)."""
     return child_environment(
         environ,
         kind="binary",

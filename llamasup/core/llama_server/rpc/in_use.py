@@ -33,7 +33,7 @@ class UsedWorkers:
             self._uses = +self._uses
 
     def user_of(self, worker: str) -> str | None:
-        """None: no llama-server of this process uses it."""
+        """Return the user of a worker; None if no llama-server of this process uses it."""
         identity = parse_worker(worker).identity
         with self._lock:
             return next((user for used, user in self._uses if used == identity), None)

@@ -206,12 +206,16 @@ def _reason(error: OSError | TimeoutError) -> str:
 
 
 def server_context(files: TunnelFiles) -> ssl.SSLContext:
-    """For the end of the worker: every client needs a certificate of ``files.ca``. Raises ConfigInvalid."""
+    """Return the TLS context for the end of the worker: every client needs a certificate of ``files.ca``.
+
+    Raises ConfigInvalid.
+    """
     return _context(ssl.PROTOCOL_TLS_SERVER, files)
 
 
 def client_context(files: TunnelFiles) -> ssl.SSLContext:
-    """For the end of llama-server: the worker's certificate is of ``files.ca`` and names its host.
+    """Return the TLS context for the end of llama-server: the worker's certificate is of ``files.ca`` and
+    names its host.
 
     Raises ConfigInvalid.
     """

@@ -22,7 +22,7 @@ class _Tunnel:
     """One tunnel. ``problem``: why the last connection failed; empty if it did not."""
 
     def __init__(self, address: WorkerAddress, files: TunnelFiles) -> None:
-        """Opens its port. Raises ConfigInvalid for an unusable file: it is an error of the settings."""
+        """Open its port. Raises ConfigInvalid for an unusable file: it is an error of the settings."""
         client_context(files)
 
         async def connect() -> Stream:
@@ -47,7 +47,10 @@ class Tunnels:
         self._open: dict[tuple[str, TunnelFiles], _Tunnel] = {}  # bounded by the config
 
     def port(self, name: str, files: TunnelFiles | None) -> int:
-        """The loopback port that leads to the worker ``name``. Raises ConfigInvalid without certificates."""
+        """Return the loopback port that leads to the worker ``name``.
+
+        Raises ConfigInvalid without certificates.
+        """
         if files is None:
             raise ConfigInvalid(
                 f"The RPC worker {name} needs certificates: TLS here is always mutual.",
@@ -64,7 +67,10 @@ class Tunnels:
         return found.relay.port
 
     def problem(self, name: str, files: TunnelFiles | None) -> str:
-        """Why the last connection of the tunnel failed; empty if it did not, or there is no tunnel."""
+        """Return the reason why the last connection of the tunnel failed.
+
+        Returns an empty text if it did not, or there is no tunnel.
+        """
         with self._lock:
             found = None if files is None else self._open.get((name, files))
         return "" if found is None else found.problem

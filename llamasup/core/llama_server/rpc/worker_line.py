@@ -28,7 +28,10 @@ class WorkerOptions(Struct, frozen=True):
 
 
 class WorkerLine(Struct, frozen=True):
-    """``limit_bytes``: the memory that the worker offers; None: all memory of its devices."""
+    """The command line of a worker.
+
+    ``limit_bytes``: the memory that the worker offers; None: all memory of its devices.
+    """
 
     argv: tuple[str, ...]
     reasons: tuple[Reason, ...]
@@ -36,7 +39,7 @@ class WorkerLine(Struct, frozen=True):
 
 
 def read_worker_help(path: str, options: tuple[Option, ...], lines: Sequence[str] = ()) -> Capabilities:
-    """What an ``rpc-server`` accepts. Raises BrokenRuntime for another program."""
+    """Read what an ``rpc-server`` accepts. Raises BrokenRuntime for another program."""
     found = Capabilities("", options, (), program="rpc-server")
     if not found.knows("--host") or not found.knows("--port") or found.knows("--ctx-size"):
         raise BrokenRuntime(
@@ -48,7 +51,7 @@ def read_worker_help(path: str, options: tuple[Option, ...], lines: Sequence[str
 
 
 def check_memory(machine: Hardware, options: WorkerOptions) -> None:
-    """Raises UsageInvalid if the user offers more than is free. A later start keeps the user's choice."""
+    """Raise UsageInvalid if the user offers more than is free. A later start keeps the user's choice."""
     asked, free = options.memory_bytes, machine.memory_available_bytes
     if asked is not None and asked > free:
         raise UsageInvalid(
@@ -65,7 +68,7 @@ def worker_line(
     host: str,
     port: int,
 ) -> WorkerLine:
-    """The command line and its reasons. Raises UsageInvalid, and DoesNotFit if no memory is free."""
+    """Return the command line and its reasons. Raises UsageInvalid, and DoesNotFit if no memory is free."""
     line = CommandLine(command, capabilities, ExtraArgs())
     line.give("--host", host, "where clients connect", essential=True)
     line.give("--port", port, "where clients connect", essential=True)

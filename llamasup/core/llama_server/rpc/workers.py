@@ -55,7 +55,7 @@ class Workers(Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As llama-server numbers them: in the order of ``--rpc``."""
+        """The devices as llama-server numbers them: in the order of ``--rpc``."""
         found = [device for answer in self.used for device in answer.devices]
         return tuple(replace(device, name=f"{_DEVICE}{number}") for number, device in enumerate(found))
 
@@ -68,7 +68,7 @@ NO_WORKERS = Workers()
 
 
 def why_excluded(extra_args: ExtraArgs, gpu_layers: int | str | None) -> str:
-    """Why no layer can be on a worker, so that none is asked; empty if layers can."""
+    """Return the reason why no layer can be on a worker, so that none is asked; empty if layers can."""
     devices = extra_args.value("--device")
     if devices is not None and not _names_workers(devices):
         return f"--device {devices} excludes them"
@@ -77,7 +77,7 @@ def why_excluded(extra_args: ExtraArgs, gpu_layers: int | str | None) -> str:
 
 
 def need_every_worker(extra_args: ExtraArgs) -> bool:
-    """Whether the user chose devices by their number: without one worker, the others have other numbers."""
+    """Return whether the user chose devices by number: a missing worker would change the other numbers."""
     return _names_workers(extra_args.value("--device") or "")
 
 
@@ -86,7 +86,10 @@ def _names_workers(devices: str) -> bool:
 
 
 def choose_workers(answers: Sequence[WorkerAnswer], *, is_start: bool) -> Workers:
-    """``is_start`` false: only an estimate, for which the last answer of a busy worker counts."""
+    """Choose the workers of a start.
+
+    With ``is_start`` false it is only an estimate, for which the last answer of a busy worker counts.
+    """
 
     def usable(answer: WorkerAnswer) -> bool:
         return answer.state == "ready" or (not is_start and answer.state == "busy" and bool(answer.devices))
@@ -98,7 +101,7 @@ def choose_workers(answers: Sequence[WorkerAnswer], *, is_start: bool) -> Worker
 
 
 def give_workers(line: CommandLine, workers: Workers) -> None:
-    """``--rpc``, before ``--device``, which may name the workers' devices."""
+    """Pass ``--rpc`` before ``--device``, which may name the workers' devices."""
     if workers.used:
         offers = (
             f"{answer.address} offers {memory_text(sum(device.free_bytes for device in answer.devices))}"
@@ -113,7 +116,7 @@ def give_workers(line: CommandLine, workers: Workers) -> None:
 
 
 def warnings_of(workers: Workers) -> tuple[tuple[str, str], ...]:
-    """(message, remedy) for each worker that the plan has to do without."""
+    """Return (message, remedy) for each worker that the plan has to do without."""
     return tuple(
         (
             f"Started without the RPC worker {answer.address}: {answer.problem}.",
@@ -130,7 +133,7 @@ _REMEDIES = {
 
 
 def missing_error(model: str, workers: Workers, *, fits: bool = False) -> WorkerMissing:
-    """The model does not fit without the missing workers, or (``fits``) needs them for another reason."""
+    """Return the error for missing workers, which the model needs to fit, or (``fits``) otherwise."""
     names = ", ".join(f"{answer.address} ({answer.problem})" for answer in workers.missing)
     several = "s" if len(workers.missing) > 1 else ""
     if fits:
@@ -145,12 +148,12 @@ _MAY_BE_LOST = frozenset({WORKER_LOST, "hung_start", "warm_up_failed", "unrespon
 
 
 def may_be_lost_worker(diagnosis: Diagnosis) -> bool:
-    """Whether a lost worker can be the reason: its llama-server hangs, or ends without another reason."""
+    """Return whether a lost worker can be the reason: its llama-server hangs, or exits without another one."""
     return diagnosis.cause in _MAY_BE_LOST or (diagnosis.cause == "aborted" and not diagnosis.lines)
 
 
 def name_lost(diagnosis: Diagnosis, answers: Sequence[WorkerAnswer]) -> Diagnosis:
-    """``diagnosis`` of a llama-server that may have lost a worker, with those that do not answer after it.
+    """Add the workers that do not answer to the ``diagnosis`` of a llama-server that may have lost one.
 
     llama-server does not say which worker it lost, and seems to hang if a worker hangs.
     """

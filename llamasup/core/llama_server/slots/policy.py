@@ -46,7 +46,7 @@ class SlotHome(Struct, frozen=True):
 
 
 class KeptSlots(Struct, frozen=True):
-    """Where the slots of one plan are saved, and which saved ones it may restore.
+    """The place where the slots of one plan are saved, and which saved ones it may restore.
 
     ``count``: the number of slots. ``files``: the state of the files that the server was started from.
     """
@@ -128,12 +128,12 @@ def give_slot_folder(
 
 
 def kept_slots(line: CommandLine, home: SlotHome, runtime: str, count: int) -> KeptSlots:
-    """Where the slots of this command line are saved. Call it after the last flag."""
+    """Return where the slots of this command line are saved. Call it after the last flag."""
     return KeptSlots(home.folder, slot_key(runtime, home.files, line.reasons), count, home.files)
 
 
 def slot_key(runtime: str, files: Iterable[FileState], reasons: Iterable[Reason]) -> str:
-    """A digest of all that a saved slot depends on: build, files and flags.
+    """Return a digest of all that a saved slot depends on: build, files and flags.
 
     The context size is among them, although llama-server accepts slots in a larger context: in models with
     long-context factors, the keys depend on it.
@@ -159,17 +159,23 @@ _FILE_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}(?:-\d{1,4}\.kv|\.json)")
 
 
 def is_slot_file(name: str) -> bool:
-    """Whether this is the name of a saved slot or list. Other files in the folder are never removed."""
+    """Return whether this is the name of a saved slot or list.
+
+    Other files in the folder are never removed.
+    """
     return _FILE_NAME.fullmatch(name) is not None
 
 
 def is_current(saved: SavedSet, state_of: Callable[[str], FileState | None]) -> bool:
-    """Whether the model's files have not changed since. ``state_of`` returns None for a missing file."""
+    """Return whether the model's files have not changed since.
+
+    ``state_of`` returns None for a missing file.
+    """
     return all(state_of(path) == (path, size, mtime) for path, size, mtime in saved.files)
 
 
 def sets_to_remove(sets: Sequence[SavedSet], most_bytes: int) -> tuple[SavedSet, ...]:
-    """The oldest sets that must be removed so that the rest fits."""
+    """Return the oldest sets that must be removed so that the rest fits."""
     newest_first = sorted(sets, key=lambda saved: saved.saved_ns, reverse=True)
     free_bytes, count = most_bytes, 0
     for saved in newest_first:

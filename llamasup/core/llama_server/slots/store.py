@@ -47,9 +47,9 @@ _PIECE_BYTES = 1 << 20
 
 
 def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | None:
-    """The slot folder, with the files that a server of ``model`` is started from: its parts, and each file in
-    the ``words`` of its command line. None if there is no usable folder. ``make``: create the folder, without
-    which llama-server (b11434) does not start.
+    """Return the slot folder, with the files that a server of ``model`` is started from: its parts, and each
+    file in the ``words`` of its command line. None if there is no usable folder. ``make``: create the
+    folder, without which llama-server (b11434) does not start.
     """
     try:
         folder = cache_folder() / "slots"
@@ -63,7 +63,7 @@ def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | No
 
 
 def _paths_in(word: str) -> list[str]:
-    """Also the paths in ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as in LoRA options."""
+    """Return the path, and the paths in ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as in LoRA options."""
     pieces = [word, *word.split(",")]
     pieces += [piece.rpartition(":")[0] for piece in pieces]
     return [piece for piece in pieces if os.path.isabs(piece)]  # noqa: PTH117
@@ -101,7 +101,10 @@ class Taken(Struct, frozen=True):
 
 
 class SlotStore:
-    """``most_bytes``: the limit for all sets. Files that are being written may exceed it."""
+    """The saved slots in one folder.
+
+    ``most_bytes``: the limit for all sets. Files that are being written may exceed it.
+    """
 
     def __init__(self, folder: Path, most_bytes: int = SLOTS_BYTES) -> None:
         self._folder = folder

@@ -39,7 +39,7 @@ class NvmlGpu(Struct, frozen=True):
 
 
 def parse_devices(listed: str, log: str = "") -> tuple[Device, ...]:
-    """The devices of ``--list-devices`` that have memory; empty if the build finds no accelerator.
+    """Return the devices of ``--list-devices`` that have memory; empty if the build finds no accelerator.
 
     ``log`` is stderr of the same run. A device without memory, "BLAS: Accelerate (0 MiB, 0 MiB free)", only
     computes and never holds a layer.
@@ -66,7 +66,7 @@ _LONGEST_PROBLEM = 200
 
 
 def problem_in(log: str) -> str:
-    """The last line in which a backend explains why there is no device; empty if there is none.
+    """Return the last line in which a backend explains why there is no device; empty if there is none.
 
     "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected", or a library that
     ``load_backend`` could not load.
@@ -103,7 +103,7 @@ _INTEGRATED = re.compile(
 
 
 def _shares_host_memory(name: str, description: str, log: str) -> bool:
-    """Decided by the backend's log, or else by the name."""
+    """Decide by the backend's log, or else by the name."""
     if _METAL.fullmatch(name):
         # Only Macs with an Intel processor have cards; they log "has unified memory    = false".
         return re.search(r"has ?unified ?memory\s*= false", log, re.IGNORECASE) is None
@@ -117,7 +117,7 @@ def _shares_host_memory(name: str, description: str, log: str) -> bool:
 
 
 def is_amd_card(properties: str) -> bool:
-    """Whether a node of the kernel's KFD topology is a discrete GPU.
+    """Return whether a node of the kernel's KFD topology is a discrete GPU.
 
     ROCm's gfx90c is ``gfx_target_version 90012`` there, and a processor 0. Ryzen laptops have /dev/kfd too,
     so it is not a fault if their CPU computes.
@@ -138,7 +138,7 @@ _TOTALS_DIFFER_BY = 0.1
 def with_nvml_memory(
     devices: Sequence[Device], gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
 ) -> tuple[Device, ...] | None:
-    """The devices with the free memory that NVML reports; None if devices and GPUs cannot be matched.
+    """Return the devices with the free memory that NVML reports; None if devices and GPUs cannot be matched.
 
     NVML takes a few milliseconds and no GPU memory; ``--list-devices`` creates a CUDA context of some hundred
     MiB on each GPU. ``environ`` is the child's.

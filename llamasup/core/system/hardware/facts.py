@@ -68,7 +68,7 @@ class HardwareText(Struct, frozen=True):
 
 
 def read_hardware(text: HardwareText) -> Hardware:
-    """The tightest limit of each kind in the texts."""
+    """Return the tightest limit of each kind in the texts."""
     groups = _groups(text.cgroup, text.mountinfo)
     files = text.cgroup_files
     total, available = _host_memory(text.meminfo)
@@ -103,7 +103,7 @@ def read_hardware(text: HardwareText) -> Hardware:
 
 
 def cgroup_files(cgroup: str, mountinfo: str) -> tuple[str, ...]:
-    """The files that may contain a limit on this process: of its groups and all their parents, v1 and v2."""
+    """Return the files that may limit this process: of its groups and all their parents, v1 and v2."""
     return tuple(
         str(folder / name)
         for version, controllers, folder in _groups(cgroup, mountinfo)

@@ -29,7 +29,7 @@ class NvmlAnswer(Struct, frozen=True):
 
 
 def ask_nvml() -> NvmlAnswer:
-    """Every GPU that the driver shows to this process. Never raises."""
+    """Return every GPU that the driver shows to this process. Never raises."""
     try:
         import pynvml  # 35 ms: only with an NVIDIA device
     except ImportError:
@@ -47,7 +47,7 @@ def ask_nvml() -> NvmlAnswer:
 
 
 def vram_by_process() -> Mapping[int, int]:
-    """The bytes of each process on all GPUs together. Empty if unknown; never raises."""
+    """Return the bytes of each process on all GPUs together. Empty if unknown; never raises."""
     if not _DRIVER.exists():
         return {}
     try:
@@ -70,8 +70,8 @@ def vram_by_process() -> Mapping[int, int]:
 
 
 def energy_by_gpu() -> Mapping[str, int]:
-    """The energy of each GPU since its driver was loaded, in microjoules, by UUID. Empty if unknown (older
-    than Volta); never raises.
+    """Return the energy of each GPU since its driver was loaded, in microjoules, by UUID. Empty if unknown
+    (older than Volta); never raises.
     """
     if not _DRIVER.exists():
         return {}

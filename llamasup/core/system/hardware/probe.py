@@ -18,7 +18,7 @@ from llamasup.core.system.native import native
 
 
 def system_text(path: Path) -> str:
-    """The file's text; empty if it is absent or not readable, which is common in containers."""
+    """Return the file's text; empty if it is absent or not readable, which is common in containers."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -26,15 +26,16 @@ def system_text(path: Path) -> str:
 
 
 def hardware() -> Hardware:
-    """The resources that this process may use. Takes 1 ms on Linux with two CPUs; not cached, as memory
-    changes.
+    """Return the resources that this process may use.
+
+    Takes 1 ms on Linux with two CPUs. Nothing is cached, as memory changes.
     """
     found = read_hardware(collect()) if native.has_proc else _by_psutil()
     return replace(found, has_ffmpeg=all(map(shutil.which, ("ffmpeg", "ffprobe"))))
 
 
 def collect(root: Path = Path("/")) -> HardwareText:
-    """The texts of this process on Linux. ``root`` is for tests: the parent of /proc and /sys."""
+    """Return the texts of this process on Linux. ``root`` is for tests: the parent of /proc and /sys."""
     own = root / "proc/self"
     cgroup, mountinfo = system_text(own / "cgroup"), system_text(own / "mountinfo")
     cpus = native.cpus()
@@ -69,7 +70,10 @@ def _node_cpus(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def _by_psutil() -> Hardware:
-    """For macOS, Windows and the BSDs, which have no cgroups. psutil takes 24 ms to import."""
+    """Collect the facts on macOS, Windows and the BSDs, which have no cgroups.
+
+    psutil takes 24 ms to import.
+    """
     import psutil
 
     memory = psutil.virtual_memory()

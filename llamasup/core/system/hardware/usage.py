@@ -20,7 +20,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """A count that only grows; 0 if the system has none. ``root`` is for tests.
+    """Return the number of kills so far; 0 if the system does not count them. ``root`` is for tests.
 
     The count of our own cgroup (v2 ``memory.events.local`` since 5.3, else ``memory.events``, which in 5.2
     counts the groups below, too; v1 ``memory.oom_control`` since 4.13), or else of the whole system
@@ -39,7 +39,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def cpu_usage(pid: int) -> CpuUsage | None:
-    """Of the process and its descendants, as llama-server may be wrapped in a script.
+    """Sum up the process and its descendants, because llama-server may be wrapped in a script.
 
     Takes some milliseconds (psutil lists all processes), so call it only for a suspected server. None if the
     process has exited or is not accessible.
@@ -65,8 +65,10 @@ def cpu_usage(pid: int) -> CpuUsage | None:
 
 
 def family_bytes(pid: int) -> int | None:
-    """The memory of the process and its descendants without pages of mapped files, which the system reads and
-    drops as it likes. Takes some milliseconds. None if the process has exited or is not accessible.
+    """Return the memory of the process and its descendants without pages of mapped files.
+
+    The system reads and drops these pages as it likes. Takes some milliseconds. None if the process has
+    exited or is not accessible.
     """
     import psutil
 
@@ -81,7 +83,7 @@ def family_bytes(pid: int) -> int | None:
 
 
 def cpu_time_s(pid: int) -> float | None:
-    """The CPU time of the process alone, to the microsecond: the times in /proc have a resolution of 10 ms.
+    """Return the CPU time of the process alone, to the microsecond (in /proc, times have 10 ms).
 
     None if the process has exited, or if this system has no such clock (only Linux has). Takes 1 µs.
     """
@@ -95,7 +97,7 @@ class MemoryUsage(Struct, frozen=True):
 
 
 def memory_usage(pid: int) -> MemoryUsage | None:
-    """None if the process has exited or is not accessible."""
+    """Return the memory of a process; None if the process has exited or is not accessible."""
     import psutil
 
     try:
@@ -126,13 +128,16 @@ class LoadUsage(Struct, frozen=True):
 
     @property
     def loaded(self) -> tuple[int, int, int, int]:
-        """What grows while a load makes progress. CPU time is no progress: a hung process may spin."""
+        """The bytes that grow while a load makes progress.
+
+        CPU time is no progress: a hung process may spin.
+        """
         return self.file_bytes, self.anonymous_bytes, self.read_bytes, self.disk_bytes
 
 
 def load_usage(pid: int) -> LoadUsage | None:
-    """None if the process has exited or is not accessible. Takes 50 µs on Linux: called while a model loads,
-    and before psutil is imported.
+    """Measure a process; return None if it has exited or is not accessible. Takes 50 µs on Linux: called
+    while a model loads, and before psutil is imported.
     """
     counts = native.load_counts(pid)
     return None if counts is None else LoadUsage(*counts)

@@ -20,19 +20,19 @@ class Job(Protocol):
     """A child and its descendants, as one object of the system."""
 
     def kill(self) -> None:
-        """End all its processes."""
+        """Kill all its processes."""
         ...
 
     def close(self) -> None:
-        """End all its processes and release the object. May be repeated."""
+        """Kill all its processes and release the object. May be repeated."""
         ...
 
 
 class Keyboard(Protocol):
-    """The keys that are pressed."""
+    """A reader of the keys that are pressed."""
 
     def next(self, timeout_s: float) -> str | None:
-        """A character, or ``up``, ``down``, ``escape``; None: no key in time, or one without a name.
+        """Return a character, or ``up``, ``down``, ``escape``; None: no key in time, or one without a name.
 
         Raises EOFError at the end of standard input.
         """
@@ -63,11 +63,14 @@ class Native(Protocol):
     # --- files and folders
 
     def is_own(self, status: os.stat_result) -> bool:
-        """Whether the file belongs to this user."""
+        """Return whether the file belongs to this user."""
         ...
 
     def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
-        """The same for a folder; on Windows it may also belong to the administrators or the system."""
+        """Return whether the folder belongs to this user.
+
+        On Windows it may also belong to the administrators or the system.
+        """
         ...
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
@@ -75,7 +78,7 @@ class Native(Protocol):
         ...
 
     def is_open_to_others(self, status: os.stat_result) -> bool:
-        """Whether the mode of the file gives rights to other users."""
+        """Return whether the mode of the file gives rights to other users."""
         ...
 
     def set_mode(self, fd: int, mode: int) -> None: ...
@@ -85,7 +88,10 @@ class Native(Protocol):
         ...
 
     def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        """``os.open``, never through a symlink; others may rename and remove the file while it is open."""
+        """Call ``os.open``, never through a symlink.
+
+        Others may rename and remove the file while it is open.
+        """
         ...
 
     def try_replace(self, source: Path, target: Path) -> bool:
@@ -109,7 +115,7 @@ class Native(Protocol):
         ...
 
     def open_folder(self, path: Path) -> int | None:
-        """A descriptor for ``lock``; None where folders have none."""
+        """Return a descriptor for ``lock``; None where folders have none."""
         ...
 
     def lock(self, fd: int) -> bool:
@@ -120,49 +126,49 @@ class Native(Protocol):
         ...
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """At most ``length`` bytes from ``offset`` on."""
+        """Read at most ``length`` bytes from ``offset`` on."""
         ...
 
     def temporary_folders(self) -> Sequence[Path]:
-        """For files of this user, the preferred one first."""
+        """Return folders for files of this user, the preferred one first."""
         ...
 
     def login_folders(self) -> Sequence[Path]:
-        """Run folders of this user's login session, for commands outside it (cron, su, docker exec)."""
+        """Return the run folders of this user's login, for commands outside it (cron, su, docker exec)."""
         ...
 
     def runtime_folders(self) -> Sequence[Path]:
-        """For files of this login, where no variable names such a folder."""
+        """Return folders for files of this login, where no variable names such a folder."""
         ...
 
     def user(self) -> str:
-        """Distinguishes the users of this machine, in names of files."""
+        """Return a text that distinguishes the users of this machine in names of files."""
         ...
 
     def is_root(self) -> bool:
-        """Whether this user may change the units of systemd."""
+        """Return whether this user may change the units of systemd."""
         ...
 
     def is_library(self, name: str) -> bool:
-        """Whether a file of this name is a shared library."""
+        """Return whether a file of this name is a shared library."""
         ...
 
     def longest_path(self) -> int | None:
-        """How many characters the path of a file may have, where the system and not its disk limits it."""
+        """Return the longest path of a file in characters, where the system and not its disk limits it."""
         ...
 
     def device_numbers(self, device: int) -> tuple[int, int]:
-        """Major and minor number of ``st_dev``."""
+        """Return the major and minor number of ``st_dev``."""
         ...
 
     # --- pipes and sockets
 
     def set_nonblocking(self, fd: int) -> None:
-        """Where pipes can be: a read returns at once."""
+        """Let a read return at once, where the system can do that for a pipe."""
         ...
 
     def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """The pipes among ``fds`` that have data or have ended, within ``timeout_s``.
+        """Return the pipes among ``fds`` that have data or have ended, within ``timeout_s``.
 
         All of them where pipes cannot be asked: the next read waits.
         """
@@ -173,15 +179,15 @@ class Native(Protocol):
         ...
 
     def unread(self, sock: socket.socket) -> Callable[[int], object]:
-        """A function that says whether ``sock`` has unread bytes; its argument is 0."""
+        """Return a function that reports whether ``sock`` has unread bytes; its argument is 0."""
         ...
 
     def unix_socket(self) -> socket.socket:
-        """A new stream socket. Only where ``has_unix_sockets``."""
+        """Return a new stream socket. Only where ``has_unix_sockets``."""
         ...
 
     def datagram_socket(self) -> socket.socket:
-        """A new Unix socket for datagrams. Only where ``has_unix_sockets``."""
+        """Return a new Unix socket for datagrams. Only where ``has_unix_sockets``."""
         ...
 
     def before_bind(self, sock: socket.socket, *, share: bool) -> None:
@@ -191,18 +197,19 @@ class Native(Protocol):
     # --- processes
 
     def start_of(self, pid: int) -> str | None:
-        """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.
+        """Return the start time of ``pid`` as an opaque string; None if it has exited or is not visible.
 
         Empty if it runs, and hides it: a process of another user on Windows.
         """
         ...
 
     def tagged(self, entry: bytes) -> list[int]:
-        """The other processes of this user for which ``is_tagged`` is true."""
+        """Return the other processes of this user for which ``is_tagged`` is true."""
         ...
 
     def is_tagged(self, pid: int, entry: bytes) -> bool:
-        """Whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
+        """Return whether ``pid`` runs, is this user's, and has an environment entry that starts with
+        ``entry``.
 
         False where the environment of other processes is hidden.
         """
@@ -213,11 +220,11 @@ class Native(Protocol):
         ...
 
     def pidfd(self, pid: int) -> int | None:
-        """A descriptor that becomes readable at the exit of ``pid``; None where there is none."""
+        """Return a descriptor that becomes readable at the exit of ``pid``; None where there is none."""
         ...
 
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
-        """A function that blocks until ``pid`` exits. Raises ProcessLookupError if it has exited."""
+        """Return a function that blocks until ``pid`` exits. Raises ProcessLookupError if it has exited."""
         ...
 
     def tied(
@@ -228,7 +235,7 @@ class Native(Protocol):
         *,
         ignores_sigpipe: bool,
     ) -> list[str]:
-        """The command that runs ``argv`` and dies with this process, if a command can do that here.
+        """Return the command that runs ``argv`` and dies with this process, if a command can do that here.
 
         ``helper``: the command line of exec_child.py; None if this program has none. ``ignores_sigpipe`` is
         for the helper; without one, and where ``argv`` runs directly, the setting is inherited.
@@ -238,7 +245,7 @@ class Native(Protocol):
     def start_in_job(
         self, start: Callable[[int], subprocess.Popen[bytes]]
     ) -> tuple[subprocess.Popen[bytes], Job | None]:
-        """A new child without a window, and its job, which ends with this process.
+        """Return a new child without a window, and its job, which ends with this process.
 
         ``start`` gets the ``creationflags`` of subprocess.Popen. None where process groups are used. On
         Windows this process then takes Ctrl-C, even if its parent made it ignore that: its children inherit
@@ -251,11 +258,11 @@ class Native(Protocol):
         ...
 
     def set_niceness(self, pid: int, nice: int) -> None:
-        """Ignored where it is not permitted or unknown."""
+        """Set the nice value, where that is permitted and known."""
         ...
 
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
-        """Ask a child to end."""
+        """Ask a child to exit."""
         ...
 
     def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
@@ -263,7 +270,7 @@ class Native(Protocol):
         ...
 
     def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
-        """Whether the child has exited; reaps it only where ``sees_without_reaping`` is false."""
+        """Return whether the child has exited; reap it only where ``sees_without_reaping`` is false."""
         ...
 
     sees_without_reaping: bool
@@ -273,11 +280,14 @@ class Native(Protocol):
         ...
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
-        """The fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
+        """Return the fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
         ...
 
     def cpu_time_s(self, pid: int) -> float | None:
-        """The CPU time of a process, to the microsecond; None if it has exited, or without such a clock."""
+        """Return the CPU time of a process, to the microsecond.
+
+        Returns None if it has exited, or without such a clock.
+        """
         ...
 
     guardian: Part
@@ -296,7 +306,7 @@ class Native(Protocol):
         ...
 
     def files_limit(self) -> int | None:
-        """The limit on open files; None if there is none."""
+        """Return the limit on open files; None if there is none."""
         ...
 
     # --- users, for systemd
@@ -308,19 +318,19 @@ class Native(Protocol):
     # --- this process
 
     def cpus(self) -> frozenset[int]:
-        """The CPUs that this process may use; empty if unknown."""
+        """Return the CPUs that this process may use; empty if unknown."""
         ...
 
     def cpu_name(self) -> str:
-        """The name of the processor; empty if unknown."""
+        """Return the name of the processor; empty if unknown."""
         ...
 
     def is_terminal(self, fd: int) -> bool:
-        """Whether it is a terminal. On Windows, ``os.isatty`` also says so of the device NUL."""
+        """Return whether ``fd`` is a terminal. On Windows, ``os.isatty`` is true for the device NUL, too."""
         ...
 
     def is_background_job(self) -> bool:
-        """Whether a shell started it with ``&`` on the terminal at standard input."""
+        """Return whether a shell started it with ``&`` on the terminal at standard input."""
         ...
 
     def prepare_streams(self) -> None:
@@ -342,9 +352,9 @@ class Native(Protocol):
         ...
 
     def keyboard(self) -> AbstractContextManager[Keyboard]:
-        """The keys of the terminal arrive at once and are not shown. Ctrl-C stays a signal."""
+        """Read single keys: they arrive at once and are not shown. Ctrl-C stays a signal."""
         ...
 
     def awake_and_asleep_s(self) -> float:
-        """A clock that also counts while the machine sleeps, if the system has one."""
+        """Return a clock that also counts while the machine sleeps, if the system has one."""
         ...

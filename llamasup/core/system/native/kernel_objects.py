@@ -36,7 +36,7 @@ class _BasicLimits(ctypes.Structure):
 
 
 class ExtendedLimits(ctypes.Structure):
-    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
+    """The structure JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
 
     _fields_ = (
         ("BasicLimitInformation", _BasicLimits),
@@ -73,12 +73,12 @@ class JobObject:
         self._call("AssignProcessToJobObject", ctypes.c_void_p(process_handle))
 
     def kill(self) -> None:
-        """End all its processes. If Windows refuses, ``close`` ends them."""
+        """Kill all its processes. If Windows refuses, ``close`` ends them."""
         with contextlib.suppress(OSError):  # what comes after it must happen: the exit is reported
             self._call("TerminateJobObject", 1)
 
     def close(self) -> None:
-        """End all its processes and close the handle. May be repeated."""
+        """Kill all its processes and close the handle. May be repeated."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._api.CloseHandle(ctypes.c_void_p(handle))
@@ -93,7 +93,7 @@ class JobObject:
 def started_in(
     job: JobObject, start: Callable[[], subprocess.Popen[bytes]], resume: Callable[[int], None]
 ) -> subprocess.Popen[bytes]:
-    """A child that ``start`` leaves suspended, in ``job``; then ``resume`` gets its handle.
+    """Return a child that ``start`` leaves suspended, in ``job``; then ``resume`` gets its handle.
 
     After an error of any step no process is left, and the job is closed.
     """

@@ -1,4 +1,4 @@
-"""Linux: /proc, pidfds and PR_SET_PDEATHSIG."""
+"""Implements the interface for Linux, with /proc, pidfds and PR_SET_PDEATHSIG."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ class Linux(Posix):
         return ()  # XDG_RUNTIME_DIR, or none
 
     def start_of(self, pid: int, proc: str | Path = "/proc") -> str | None:
-        """psutil adds the ticks since boot to a boot time that follows the wall clock: after a jump, the same
-        process would have another start time. So the string is the boot id and the ticks.
+        """Return the boot id and the ticks since boot.
+
+        psutil adds the ticks since boot to a boot time that follows the wall clock: after a jump, the same
+        process would have another start time.
         """
         try:
             with open(f"{proc}/{pid}/stat", "rb") as file:  # noqa: PTH123 - called often

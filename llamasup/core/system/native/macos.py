@@ -1,4 +1,7 @@
-"""macOS and the BSDs: kqueue and psutil. Tested with fakes only: see docs/sidecar.md."""
+"""Implements the interface for macOS and the BSDs, with kqueue and psutil.
+
+Tested with fakes only: see docs/sidecar.md.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ if TYPE_CHECKING:  # see __init__.py
 
 
 class KqueueEnd:
-    """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""
+    """Waits for the exit of a process: kqueue(2), EVFILT_PROC with NOTE_EXIT.
+
+    Registering a process that does not exist is an error.
+    """
 
     def __init__(self, pid: int, api: Any = None) -> None:
         if api is None:

@@ -1,4 +1,4 @@
-"""What Linux, macOS and the BSDs have in common."""
+"""Implements what Linux, macOS and the BSDs have in common."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Posix:
         )
 
     def files_limit(self) -> int | None:
-        """256 on macOS unless raised."""
+        """Return the soft limit, which is 256 on macOS unless raised."""
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,14 +11,14 @@ EVERYONE = "WD"
 
 
 def owner_of(sddl: str) -> str:
-    """The SID, or its two letters, of the owner; empty if the text has none."""
+    """Return the SID, or its two letters, of the owner; empty if the text has none."""
     if not sddl.startswith("O:"):
         return ""
     return sddl[2:].partition("G:")[0].partition("D:")[0]
 
 
 def users_with_rights(sddl: str) -> frozenset[str]:
-    """The SIDs, or their two letters, to which the access control list gives rights.
+    """Return the SIDs, or their two letters, to which the access control list gives rights.
 
     Without entries everyone has all rights: that is how a drive without such lists looks.
     """

@@ -1,4 +1,6 @@
-"""Windows: job objects, ACLs, and files that cannot be renamed while another process has them open."""
+"""Implements the interface for Windows: job objects, ACLs, and files that cannot be renamed while another
+process has them open.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ _WRITABLE_POLL_S = 0.02
 
 
 class _Overlapped(ctypes.Structure):
-    """OVERLAPPED: here only the place of a lock."""
+    """The structure OVERLAPPED: here only the place of a lock."""
 
     _fields_ = (
         ("Internal", ctypes.c_void_p),
@@ -164,7 +166,7 @@ class Windows:
         return owner_of(_sddl_of(path)) in {*_TRUSTED, user, _in_sddl(user)}
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
-        """With an ACL for the user, the administrators and the system, as Python 3.12.4 gives new folders."""
+        """Set an ACL for the user, the administrators and the system, as Python 3.12.4 gives new folders."""
         user = _user_sid()
         own = {user, _in_sddl(user)}
         sddl = _sddl_of(path)
@@ -300,7 +302,7 @@ class Windows:
     # --- processes
 
     def start_of(self, pid: int) -> str | None:
-        """In units of 100 ns. psutil's import would take 24 ms."""
+        """Return the start time in units of 100 ns. psutil's import would take 24 ms."""
         with _process(pid, _QUERY_LIMITED_INFORMATION | _SYNCHRONIZE) as handle:
             if not handle:
                 # A process of another user is there; its PID is in use.
@@ -342,8 +344,8 @@ class Windows:
     def start_in_job(
         self, start: Callable[[int], subprocess.Popen[bytes]]
     ) -> tuple[subprocess.Popen[bytes], JobObject]:
-        """Suspended until it is in its job. A console of its own: Ctrl-C in ours does not reach it, and
-        ``terminate`` can send it one. A new process group would ignore it.
+        """Start the child suspended until it is in its job. It has a console of its own: Ctrl-C in ours does
+        not reach it, and ``terminate`` can send it one. A new process group would ignore it.
         """
         import subprocess
 
@@ -360,7 +362,7 @@ class Windows:
         pass
 
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
-        """Ctrl-C in the child's own console, sent by a helper: a process has one console at a time."""
+        """Send Ctrl-C in the child's own console through a helper: a process has one console at a time."""
         helper = own_command("console_stop")
         if helper is None:
             popen.terminate()
@@ -423,7 +425,7 @@ class Windows:
         return frozenset()
 
     def cpu_name(self) -> str:
-        """Not from the module platform, whose query of WMI takes up to seconds."""
+        """Return a name without the module platform, whose query of WMI takes up to seconds."""
         return os.environ.get("PROCESSOR_IDENTIFIER", "")
 
     def is_terminal(self, fd: int) -> bool:
@@ -603,7 +605,7 @@ def _sddl_of(path: Path) -> str:
 
 
 def _in_sddl(sid: str) -> str:
-    """How Windows writes ``sid`` in SDDL: LA for the account Administrator, LS and NS for services."""
+    """Return ``sid`` as Windows writes it in SDDL: LA for the Administrator, LS and NS for services."""
     descriptor = ctypes.c_void_p()
     if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
         f"O:{sid}", 1, ctypes.byref(descriptor), None

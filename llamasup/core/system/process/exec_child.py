@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def given_environment() -> dict[bytes, bytes]:
-    """The environment without Python's changes: in a C locale it adds LC_CTYPE (PEP 538)."""
+    """Return the environment without Python's changes: in a C locale it adds LC_CTYPE (PEP 538)."""
     if getattr(sys, "frozen", False):
         import os  # imported already: llamasup.frozen has taken back the changes of the start program
 

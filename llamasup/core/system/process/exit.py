@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Exit(Struct, frozen=True):
-    """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""
+    """The exit of a process: either its exit code or the name of the signal (``"SIGKILL"``) is set."""
 
     code: int | None
     signal: str | None

@@ -62,7 +62,7 @@ class Guardian:
 
 @contextmanager
 def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
-    """The run folder of this process, removed at the end of the block, or by the guardian."""
+    """Yield the run folder of this process, which is removed at the end of the block, or by the guardian."""
     folder = run_folder()
     guardian = Guardian(folder.path)
     try:

@@ -12,7 +12,7 @@ from llamasup.core.system.native import native
 
 
 def start_of(pid: int) -> str | None:
-    """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.
+    """Return the start time of ``pid`` as an opaque string; None if it has exited or is not visible.
 
     Empty if it runs, and hides it: a process of another user on Windows.
     """
@@ -20,7 +20,7 @@ def start_of(pid: int) -> str | None:
 
 
 def began_after(pid: int, other: int) -> bool:
-    """Whether ``pid`` started later than ``other``; False if unknown."""
+    """Return whether ``pid`` started later than ``other``; False if unknown."""
     one, two = start_of(pid), start_of(other)
     return bool(one and two) and _moment(str(one)) > _moment(str(two))
 
@@ -30,12 +30,12 @@ def _moment(start: str) -> float:
 
 
 def processes_tagged(entry: bytes) -> list[int]:
-    """The other processes of this user for which ``is_tagged`` is true."""
+    """Return the other processes of this user for which ``is_tagged`` is true."""
     return native.tagged(entry)
 
 
 def is_tagged(pid: int, entry: bytes) -> bool:
-    """Whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
+    """Return whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
 
     False on Windows, where a job object ends the descendants of a child.
     """

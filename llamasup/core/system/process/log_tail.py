@@ -55,7 +55,7 @@ class LogTail:
         self._seek_back(lines)
 
     def read(self) -> bytes:
-        """The next bytes, a block at most; empty if there are no more yet."""
+        """Return the next bytes, a block at most; empty if there are no more yet."""
         with self._lock:
             while self._open:
                 fd = self._open[0]
@@ -72,7 +72,7 @@ class LogTail:
             return b""
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the files. May be repeated."""
         with self._lock:
             while self._open:
                 os.close(self._open.pop())
@@ -163,7 +163,7 @@ class LogFiles:
         self._locks: list[int] = []
 
     def path_of(self, model: str) -> Path | None:
-        """The log file of ``model``; None if no file can be used. The model is served in any case.
+        """Return the log file of ``model``; None if no file can be used. The model is served in any case.
 
         Different names have different files: ``a/b`` and ``a_b`` are two models.
         """

@@ -71,14 +71,17 @@ class LogPump:
         self._thread.start()
 
     def tail(self) -> tuple[str, ...]:
-        """The last lines (at most 200), oldest first; invalid UTF-8 is replaced, long lines are truncated."""
+        """Return the last lines (at most 200), oldest first.
+
+        Invalid UTF-8 is replaced, long lines are truncated.
+        """
         with self._lock:
             lines = [*self._tail, self._partial] if self._partial else list(self._tail)
         return tuple(line.rstrip(b"\r").decode("utf-8", "replace") for line in lines[-_TAIL_LINES:])
 
     @property
     def file_error(self) -> str | None:
-        """Why the log file is no longer written; None while it is."""
+        """The reason why the log file is no longer written; None while it is."""
         return None if self._file is None else self._file.error
 
     def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
@@ -103,7 +106,7 @@ class LogPump:
         self._stop()
 
     async def aclose(self, timeout_s: float) -> None:
-        """The same without blocking the event loop."""
+        """Do the same as ``close`` without blocking the event loop."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 

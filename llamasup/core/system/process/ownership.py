@@ -48,7 +48,7 @@ class OwnedProcess(Struct, frozen=True):
 
 
 def tag_environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """``env`` with a tag that no other child has."""
+    """Return ``env`` with a tag that no other child has."""
     return {**env, MARK: f"{folder}/{secrets.token_hex(4)}"}
 
 
@@ -66,7 +66,7 @@ def forget_child(folder: Path, pid: int) -> None:
 
 
 def recorded_children(folder: Path) -> list[int]:
-    """The children of the run with this folder."""
+    """Return the children of the run with this folder."""
     return [pid for pid, start, _ in _records(folder) if _started_at(pid, start)]
 
 

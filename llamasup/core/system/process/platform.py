@@ -16,7 +16,7 @@ from llamasup.errors import BrokenRuntime
 
 
 def find_executable(name: str, env: Mapping[str, str]) -> str:
-    """The absolute path of the executable ``name``. Raises BrokenRuntime."""
+    """Return the absolute path of the executable ``name``. Raises BrokenRuntime."""
     if any(separator in name for separator in (os.sep, os.altsep or os.sep)):
         path = Path(name).absolute()
         if not path.exists():
@@ -62,7 +62,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def free_loopback_port() -> int:
-    """A free port. If another process takes it first, the next start tries another one."""
+    """Return a free port. If another process takes it first, the next start tries another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -101,7 +101,7 @@ def _create(prefix: str, base: Path) -> RunFolder:
 
 
 def private_runtime_folder() -> Path:
-    """A folder for files that need no longer life than the login. Raises NothingWritable."""
+    """Return a folder for files that need no longer life than the login. Raises NothingWritable."""
     for base in _run_bases():
         with contextlib.suppress(FolderUnusable):
             if os.access(private_folder(base), os.W_OK):
@@ -110,8 +110,8 @@ def private_runtime_folder() -> Path:
 
 
 def scratch_folder() -> contextlib.AbstractContextManager[str]:
-    """An empty folder for the time of a ``with`` block, in which a program can be asked for its options. The
-    root folder if no folder is writable.
+    """Yield an empty folder for the time of a ``with`` block, in which a program can be asked for its
+    options. The root folder if no folder is writable.
 
     The temporary folder of Python is /tmp, which a container with a read-only root may not have.
     """
@@ -131,7 +131,7 @@ def _nothing_writable(reason: str) -> NothingWritable:
 
 
 def run_folders() -> Iterator[tuple[Path, int]]:
-    """Every run folder of this user, with the PID of the process that made it."""
+    """Return every run folder of this user, with the PID of the process that made it."""
     temporary = _short_temporary_folder()
     bases = dict.fromkeys((*_run_bases(), *native.login_folders()))
     for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):

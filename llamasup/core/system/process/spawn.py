@@ -162,7 +162,7 @@ class Child:
                 loop.remove_reader(self._pidfd)
 
     def poll(self) -> Exit | None:
-        """The exit of the child, which is reaped then; None while it runs. Does not wait."""
+        """Return the exit of the child, which is reaped then; None while it runs. Does not wait."""
         if self.exit is None and native.has_exited(self._popen):
             self._reap()
         return self.exit

@@ -55,7 +55,7 @@ class Swept(Struct, frozen=True):
 
 
 def stale_runs() -> tuple[StaleRun, ...]:
-    """The run folders of processes that have exited, and their sockets that still listen."""
+    """Return the run folders of processes that have exited, and their sockets that still listen."""
     stale = []
     for folder, pid in run_folders():
         with _claimed_stale(folder, pid) as is_stale:
@@ -80,7 +80,7 @@ def _claimed_stale(folder: Path, pid: int) -> Iterator[bool]:
 
 
 def _owner_lives(folder: Path, pid: int) -> bool:
-    """For systems without locks, and for a folder that was removed while its run made it again."""
+    """Check the owner's process, where locks do not exist or the run made a removed folder again."""
     start = start_of(pid)
     try:
         return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
@@ -154,7 +154,7 @@ def _is_old(path: Path) -> bool:
 
 
 def main() -> None:
-    """The process: its argument is the folder."""
+    """Run as a process whose argument is the folder."""
     sweep(only=Path(sys.argv[1]))
 
 

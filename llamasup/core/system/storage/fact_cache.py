@@ -40,7 +40,7 @@ class FileIdentity(Struct, frozen=True):
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> FileIdentity:
-        """The identity of the file now, symlinks followed. Raises OSError if it does not exist."""
+        """Return the identity of the file now, symlinks followed. Raises OSError if it does not exist."""
         resolved = os.path.realpath(path)
         status = os.stat(resolved)  # noqa: PTH116 - a Path costs more than the call, and folders hold 1,000 models
         return cls(resolved, status.st_size, status.st_mtime_ns)
@@ -55,7 +55,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def default_cache_folder() -> Path | None:
-    """``facts`` in the user's cache folder for llamasup, not created yet; None if there is no cache folder.
+    """Return ``facts`` in the user's cache folder for llamasup, not created yet; None without such a folder.
 
     A service without a home and a container with a read-only root have none: they read facts again each time.
     """
@@ -90,7 +90,7 @@ class FactCache(Generic[Value]):
         self._pruned = False
 
     def get(self, identity: FileIdentity) -> Value | None:
-        """The fact about this state of the file, or None."""
+        """Return the fact about this state of the file, or None."""
         if self._folder is None:
             return None
         try:
@@ -114,7 +114,10 @@ class FactCache(Generic[Value]):
             self.write(identity, value)
 
     def write(self, identity: FileIdentity, value: Value) -> None:
-        """As ``put``, for what cannot be read again from the file. Raises OSError."""
+        """Store the fact as ``put`` does, for facts that cannot be read again from the file.
+
+        Raises OSError.
+        """
         if self._folder is None:
             return
         entry = _Entry(

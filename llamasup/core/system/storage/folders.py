@@ -120,7 +120,7 @@ def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def device_and_inode(path: str | Path, *, follow: bool = False) -> tuple[int, int] | None:
-    """They tell whether two paths are the same file. None if ``path`` cannot be read."""
+    """Return two numbers that tell whether two paths are the same file. None if ``path`` cannot be read."""
     try:
         status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - str or Path
     except OSError:
@@ -152,7 +152,7 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
 
 
 def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
-    """At most ``most_bytes`` of a file that the user names, and its status.
+    """Return at most ``most_bytes`` of a file that the user names, and its status.
 
     A pipe (``<(command)``) is read to its end, and must be closed within ``PIPE_WAIT_S``; otherwise a named
     pipe without a writer would block the start for ever. ``flags``: more flags for os.open(). Raises OSError.
@@ -186,12 +186,15 @@ def _pipe_wait(fd: int) -> Callable[[], None]:
 
 
 def state_folder() -> Path:
-    """Logs and data for later runs (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
+    """Return the folder for logs and data for later runs (``~/.local/state/llamasup``.
+
+    Systemd's StateDirectory=).
+    """
     return _folder("STATE_DIRECTORY", "user_state_path")
 
 
 def has_state() -> bool:
-    """Whether there is a state folder. Without one, llamasup serves and keeps nothing."""
+    """Return whether there is a state folder. Without one, llamasup serves and keeps nothing."""
     try:
         state_folder()
     except FolderUnusable:
@@ -200,13 +203,16 @@ def has_state() -> bool:
 
 
 def cache_folder() -> Path:
-    """Data that can be computed again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
+    """Return the folder for data that can be computed again (``~/.cache/llamasup``.
+
+    Systemd's CacheDirectory=).
+    """
     return _folder("CACHE_DIRECTORY", "user_cache_path")
 
 
 def models_folder() -> Path:
-    """Downloaded models (``~/.local/share/llamasup/models``; with systemd a folder in StateDirectory=). This
-    function does not create it.
+    """Return the folder for downloaded models (``~/.local/share/llamasup/models``; with systemd a folder in
+    StateDirectory=). This function does not create it.
     """
     if given := systemd_folder("STATE_DIRECTORY"):
         return given / "models"
@@ -253,7 +259,7 @@ def claim(folder: Path) -> int | None:
 
 
 def claim_file(path: Path) -> int | None:
-    """The same for a lock file, which stays. Raises OSError if it cannot be created."""
+    """Lock a file as ``claim`` locks a folder. The file stays. Raises OSError if it cannot be created."""
     return _locked(os.open(path, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_FOLLOW, 0o600), path)
 
 

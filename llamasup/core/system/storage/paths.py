@@ -25,7 +25,7 @@ class PathKind(Enum):
 
 
 def path_kind(path: Path) -> PathKind:
-    """The kind of file at ``path``, symlinks followed."""
+    """Return the kind of file at ``path``, symlinks followed."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the path
@@ -36,7 +36,7 @@ def path_kind(path: Path) -> PathKind:
 
 
 def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of: str = "") -> Path:
-    """The absolute path for ``name``, whether it exists or not.
+    """Return the absolute path for ``name``, whether it exists or not.
 
     ``of`` is the option or variable that the name comes from. Raises ``wrong`` if ``name`` has no path.
     """

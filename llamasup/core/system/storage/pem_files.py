@@ -1,4 +1,4 @@
-"""What is wrong with PEM files that OpenSSL cannot use: its own message rarely says which file or why."""
+"""Explains what is wrong with PEM files: OpenSSL's own message rarely says which file or why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def irregular_file(*files: str) -> str | None:
-    """The first of ``files`` that exists and is neither a regular file nor a folder.
+    """Return the first of ``files`` that exists and is neither a regular file nor a folder.
 
     OpenSSL would block on a pipe without a writer, and llamasup reads the files several times.
     """
@@ -22,7 +22,7 @@ def irregular_file(*files: str) -> str | None:
 
 
 def why_unusable(error: OSError, key_file: str, cert_file: str) -> str:
-    """The reason for ``error`` of ``load_cert_chain``, with the file."""
+    """Return the reason for ``error`` of ``load_cert_chain``, with the file."""
     for name in (cert_file, key_file):
         try:
             Path(name).open("rb").close()
