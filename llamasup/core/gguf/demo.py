@@ -9,12 +9,12 @@ from importlib.resources import files
 
 
 def demo_model() -> bytes:
-    """Return the path of the demo model. Raises FileNotFoundError if the installation is incomplete."""
+    """Return the file of the demo model. Raises FileNotFoundError if the installation is incomplete."""
     return _trained("demo.gguf")
 
 
 def demo_draft() -> bytes:
-    """Return the path of a draft for the demo model, of a tenth of its size."""
+    """Return the file of a draft for the demo model, of a tenth of its size."""
     return _trained("demo-draft.gguf")
 
 
