@@ -47,7 +47,6 @@ from llamasup.core.supervision.events import (
 from llamasup.core.supervision.states import State
 from llamasup.core.system.native import native
 from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
-from llamasup.core.system.process.platform import raise_limit
 from llamasup.core.system.process.ready_file import ReadyFile
 from llamasup.core.system.process.sweep import record_ready_file, sweep
 from llamasup.errors import LlamasupError, UsageInvalid
@@ -242,7 +241,7 @@ class ServiceHost:
         ready_file: ReadyFile | None,
     ) -> LlamasupError | None:
         limits = self._proxy_config.limits
-        connections = min(limits.connections, most_connections(raise_limit()))
+        connections = min(limits.connections, most_connections(native.raise_files_limit()))
         proxy = self._proxy = Proxy(
             workload.backend,
             replace(self._proxy_config, limits=replace(limits, connections=connections)),

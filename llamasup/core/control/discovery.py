@@ -16,7 +16,7 @@ from llamasup.core.control.private_socket import SOCKET_NAME, reach
 from llamasup.core.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.core.http.httpx_import import httpx
 from llamasup.core.pool.shown_state import AWAY
-from llamasup.core.system.process.identity import start_of
+from llamasup.core.system.native import native
 from llamasup.core.system.process.run_folder import NO_CONTROL, OWNER, run_folders
 from llamasup.core.system.text import INVALID_JSON
 
@@ -116,7 +116,7 @@ def socket_at(url: str) -> str | None:
 
 
 def _owner_runs(folder: Path, pid: int) -> bool:
-    start = start_of(pid)
+    start = native.start_of(pid)
     try:
         return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:  # it has exited and removed its folder

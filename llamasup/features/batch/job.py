@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.system.process.identity import start_of
+from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import (
     Claimed,
     atomic_write,
@@ -145,7 +145,7 @@ def job_of(source: Path, output: Path, **options: Any) -> Job:
 def locked(job: Job) -> Iterator[None]:
     """Run the batch: only one process does. Its PID and start are in the lock file. Raises Conflict."""
     with _claimed(job) as fd:
-        os.write(fd, f"{os.getpid()} {start_of(os.getpid())}".encode())
+        os.write(fd, f"{os.getpid()} {native.start_of(os.getpid())}".encode())
         try:
             yield
         finally:
@@ -190,7 +190,7 @@ def runner_of(job: Job) -> int | None:
     except OSError:
         return None
     pid, _, start = owner.decode("ascii", "replace").partition(" ")
-    return int(pid) if pid.isdecimal() and start_of(int(pid)) == start else None
+    return int(pid) if pid.isdecimal() and native.start_of(int(pid)) == start else None
 
 
 def cancel(job: Job, wait_s: float = CANCEL_WAIT_S) -> bool:

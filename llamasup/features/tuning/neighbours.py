@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from llamasup.core.system.hardware.usage import cpu_time_s
+from llamasup.core.system.native import native
 from llamasup.core.system.process.ownership import recorded_children
 from llamasup.core.system.process.run_folder import NO_CONTROL, run_folders
 
@@ -50,7 +50,7 @@ class Neighbours:
 
 def _works(pid: int, seen: deque[tuple[float, float]], now_s: float) -> bool:
     """Take a sample of the CPU time. ``seen``: those of the last 100 ms, with their times."""
-    cpu_s = cpu_time_s(pid)
+    cpu_s = native.cpu_time_s(pid)
     if cpu_s is None:
         return False
     seen.append((now_s, cpu_s))

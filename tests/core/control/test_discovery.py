@@ -19,7 +19,7 @@ from llamasup.core.control import discovery
 from llamasup.core.control.discovery import discover, running_at
 from llamasup.core.control.private_socket import SOCKET_NAME
 from llamasup.core.control.selection import Unresponsive
-from llamasup.core.system.process.identity import start_of
+from llamasup.core.system.native import native
 from llamasup.core.system.process.run_folder import OWNER
 from llamasup.errors import ConfigInvalid
 
@@ -73,7 +73,7 @@ def runs(own_folders: Path) -> Iterator[Path]:
 
 def owned_by(folder: Path, pid: int) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / OWNER).write_text(start_of(pid) or "")
+    (folder / OWNER).write_text(native.start_of(pid) or "")
 
 
 def test_running_llamasups_are_found_with_their_models(runs: Path, tmp_path: Path) -> None:

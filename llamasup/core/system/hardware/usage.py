@@ -82,14 +82,6 @@ def family_bytes(pid: int) -> int | None:
     return own.anonymous_bytes + sum(usage.anonymous_bytes for usage in others if usage is not None)
 
 
-def cpu_time_s(pid: int) -> float | None:
-    """Return the CPU time of the process alone, to the microsecond (in /proc, times have 10 ms).
-
-    None if the process has exited, or if this system has no such clock (only Linux has). Takes 1 µs.
-    """
-    return native.cpu_time_s(pid)
-
-
 class MemoryUsage(Struct, frozen=True):
     rss_bytes: int
     read_bytes: int

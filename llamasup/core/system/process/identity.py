@@ -11,35 +11,14 @@ from collections.abc import Callable
 from llamasup.core.system.native import native
 
 
-def start_of(pid: int) -> str | None:
-    """Return the start time of ``pid`` as an opaque string; None if it has exited or is not visible.
-
-    Empty if it runs, and hides it: a process of another user on Windows.
-    """
-    return native.start_of(pid)
-
-
 def began_after(pid: int, other: int) -> bool:
     """Return whether ``pid`` started later than ``other``; False if unknown."""
-    one, two = start_of(pid), start_of(other)
+    one, two = native.start_of(pid), native.start_of(other)
     return bool(one and two) and _moment(str(one)) > _moment(str(two))
 
 
 def _moment(start: str) -> float:
     return float(start.rpartition("/")[2])
-
-
-def processes_tagged(entry: bytes) -> list[int]:
-    """Return the other processes of this user for which ``is_tagged`` is true."""
-    return native.tagged(entry)
-
-
-def is_tagged(pid: int, entry: bytes) -> bool:
-    """Return whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
-
-    False on Windows, where a job object ends the descendants of a child.
-    """
-    return native.is_tagged(pid, entry)
 
 
 def kill_if(pid: int, is_the_one: Callable[[], bool], *, group: bool = False) -> bool:

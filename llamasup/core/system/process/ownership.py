@@ -21,7 +21,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from llamasup.core.system.process.identity import is_tagged, kill_if, processes_tagged, start_of
+from llamasup.core.system.native import native
+from llamasup.core.system.process.identity import kill_if
 from llamasup.core.system.storage.folders import atomic_write
 
 __all__ = [
@@ -54,7 +55,7 @@ def tag_environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 def record_child(folder: Path, pid: int, executable: str) -> None:
     """Record a child that was just spawned. A failure is ignored, as serving does not need the record."""
-    record = {"pid": pid, "start": start_of(pid), "executable": executable}
+    record = {"pid": pid, "start": native.start_of(pid), "executable": executable}
     with contextlib.suppress(OSError):
         atomic_write(_record(folder, pid), json.dumps(record).encode())
 
@@ -96,7 +97,7 @@ def kill_owned(folder: Path) -> tuple[OwnedProcess, ...]:
 def _kill_tagged(entry: str) -> Iterator[OwnedProcess]:
     wanted = os.fsencode(entry)
     for _ in range(_MAX_ROUNDS):
-        living = {pid: partial(is_tagged, pid, wanted) for pid in processes_tagged(wanted)}
+        living = {pid: partial(native.is_tagged, pid, wanted) for pid in native.tagged(wanted)}
         killed = [pid for pid, is_alive in living.items() if kill_if(pid, is_alive)]
         if not killed:
             return
@@ -105,7 +106,7 @@ def _kill_tagged(entry: str) -> Iterator[OwnedProcess]:
 
 
 def _started_at(pid: int, start: str) -> bool:
-    return start_of(pid) == start
+    return native.start_of(pid) == start
 
 
 def _wait_until_gone(living: Sequence[Callable[[], bool]]) -> None:

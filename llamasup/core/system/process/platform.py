@@ -1,4 +1,4 @@
-"""Services of the platform: executables, free ports, an event loop, memory, and the limit on open files."""
+"""Services of the platform: executables, free ports, an event loop, and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from llamasup.core.system.native import native
 from llamasup.errors import BrokenRuntime
 
 
@@ -76,22 +75,3 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-# --- the limit on open files and connections -----------------------------------------------------
-
-# The soft limit is 1,024 almost everywhere, for programs that use select(); the hard limit is what the system
-# allows. The proxy needs two descriptors per served client, and uses epoll.
-
-
-def raise_limit() -> int:
-    """Raise the soft limit to the hard one. Returns the new limit; 1,024 if it is unknown.
-
-    Children get the limit from before back, as they may use select().
-    """
-    return native.raise_files_limit()
-
-
-def restore_limit(pid: int) -> None:
-    """Give a child that was just started the limits from before ``raise_limit``."""
-    native.restore_files_limit(pid)

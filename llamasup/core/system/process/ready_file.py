@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.core.system.native import native
-from llamasup.core.system.process.identity import start_of
 from llamasup.core.system.storage.folders import atomic_write, device_and_inode
 from llamasup.core.system.text import INVALID_JSON, json_text
 from llamasup.errors import FolderUnusable, UsageInvalid
@@ -117,7 +116,7 @@ def _foreign(path: Path) -> UsageInvalid:
 
 def _serves(old: Mapping[str, Any]) -> bool:
     """Whether its process runs and its port is open; the PID alone may have been reused."""
-    if start_of(old["pid"]) is None:
+    if native.start_of(old["pid"]) is None:
         return False
     try:
         socket.create_connection((old["host"], old["port"]), _CONNECT_S).close()

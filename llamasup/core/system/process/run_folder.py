@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 from llamasup.core.system.native import native
-from llamasup.core.system.process.identity import start_of
 from llamasup.core.system.storage.folders import (
     Claimed,
     claim,
@@ -94,7 +93,7 @@ def _create(prefix: str, base: Path) -> RunFolder:
             lock = claim(path)
             if path.exists():
                 with contextlib.suppress(OSError):  # a full disk: the lock is enough
-                    (path / OWNER).write_text(start_of(os.getpid()) or "")
+                    (path / OWNER).write_text(native.start_of(os.getpid()) or "")
                 return RunFolder(path, lock)
             if lock is not None:
                 os.close(lock)

@@ -39,7 +39,7 @@ from llamasup.core.system.process.ownership import (
     record_child,
     tag_environment,
 )
-from llamasup.core.system.process.platform import cannot_execute, find_executable, restore_limit
+from llamasup.core.system.process.platform import cannot_execute, find_executable
 from llamasup.errors import BrokenRuntime
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def spawn(
         raise
     finally:
         os.close(write_fd)
-    restore_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
+    native.restore_files_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
     if nice is not None:
         native.set_niceness(popen.pid, nice)
     child = Child(popen, read_fd, job)

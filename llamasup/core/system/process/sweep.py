@@ -24,7 +24,6 @@ from msgspec import Struct
 from llamasup.core.system.native import native
 from llamasup.core.system.process import ready_file
 from llamasup.core.system.process.exit import StaleRun
-from llamasup.core.system.process.identity import start_of
 from llamasup.core.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.core.system.process.run_folder import OWNER, run_folders
 from llamasup.core.system.storage.folders import Claimed, cache_folder, claim, remove_folder, state_folder
@@ -81,7 +80,7 @@ def _claimed_stale(folder: Path, pid: int) -> Iterator[bool]:
 
 def _owner_lives(folder: Path, pid: int) -> bool:
     """Check the owner's process, where locks do not exist or the run made a removed folder again."""
-    start = start_of(pid)
+    start = native.start_of(pid)
     try:
         return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:
@@ -145,7 +144,7 @@ def _sweep_parts() -> None:
         with contextlib.suppress(OSError, FolderUnusable):
             for path in base().rglob(".*.part"):
                 named = _PART.fullmatch(path.name)
-                if named and start_of(int(named[1])) is None and _is_old(path):
+                if named and native.start_of(int(named[1])) is None and _is_old(path):
                     path.unlink()
 
 

@@ -15,12 +15,12 @@ import pytest
 from llamasup.core.system.hardware.facts import CpuUsage
 from llamasup.core.system.hardware.usage import (
     LoadUsage,
-    cpu_time_s,
     cpu_usage,
     family_bytes,
     load_usage,
     oom_kills,
 )
+from llamasup.core.system.native import native
 from tests.kit.patience import PATIENCE_S
 
 
@@ -184,13 +184,13 @@ def test_system_without_counter_counts_zero(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the clock of another process")
 def test_cpu_time_is_that_of_the_clock_of_the_process() -> None:
     before_s = time.process_time()
-    seen_s = cpu_time_s(os.getpid())
+    seen_s = native.cpu_time_s(os.getpid())
     after_s = time.process_time()
     assert seen_s is not None
     assert before_s <= seen_s <= after_s
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as child:
         pass
-    assert cpu_time_s(child.pid) is None
+    assert native.cpu_time_s(child.pid) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

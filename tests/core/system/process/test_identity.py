@@ -13,7 +13,7 @@ import pytest
 
 from llamasup.core.system.native import native
 from llamasup.core.system.native.linux import Linux
-from llamasup.core.system.process.identity import began_after, is_tagged, kill_if, processes_tagged, start_of
+from llamasup.core.system.process.identity import began_after, kill_if
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -46,8 +46,8 @@ def stat_of(proc: Path, pid: int, name: str, state: str, ticks: int, boot: str =
 
 
 def test_start_time_identifies_a_process(sleeper: subprocess.Popen[bytes]) -> None:
-    assert start_of(sleeper.pid) == start_of(sleeper.pid)
-    assert start_of(sleeper.pid) != start_of(os.getpid())
+    assert native.start_of(sleeper.pid) == native.start_of(sleeper.pid)
+    assert native.start_of(sleeper.pid) != native.start_of(os.getpid())
     assert began_after(sleeper.pid, os.getpid())
     assert not began_after(os.getpid(), sleeper.pid)
 
@@ -74,22 +74,22 @@ def test_zombie_has_exited(tmp_path: Path, state: str) -> None:
 def test_missing_process_has_no_start_time(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert start_of(sleeper.pid) is None
+    assert native.start_of(sleeper.pid) is None
     sleeper.wait()
-    assert start_of(sleeper.pid) is None
+    assert native.start_of(sleeper.pid) is None
     assert not began_after(sleeper.pid, os.getpid())
 
 
 @linux
 def test_tagged_processes_are_found_by_prefix(sleeper: subprocess.Popen[bytes]) -> None:
-    assert is_tagged(sleeper.pid, b"MARK=here/")
-    assert is_tagged(sleeper.pid, b"MARK=here/1\0")
-    assert not is_tagged(sleeper.pid, b"MARK=here\0")
-    assert not is_tagged(sleeper.pid, b"ARK=here/")
-    assert processes_tagged(b"MARK=here/") == [sleeper.pid]
+    assert native.is_tagged(sleeper.pid, b"MARK=here/")
+    assert native.is_tagged(sleeper.pid, b"MARK=here/1\0")
+    assert not native.is_tagged(sleeper.pid, b"MARK=here\0")
+    assert not native.is_tagged(sleeper.pid, b"ARK=here/")
+    assert native.tagged(b"MARK=here/") == [sleeper.pid]
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert processes_tagged(b"MARK=here/") == []
+    assert native.tagged(b"MARK=here/") == []
 
 
 def test_only_a_matching_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
