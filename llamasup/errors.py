@@ -66,6 +66,11 @@ def without_errno(text: str) -> str:
     return _ERRNO.sub("", text) if "rr" in text else text
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception without error numbers; the name of its class if it has no text."""
+    return without_errno(str(error)) or type(error).__name__
+
+
 def as_sentence(remedy: str) -> str:
     """Return the remedy with a capital letter and a full stop."""
     if not remedy:

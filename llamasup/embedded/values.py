@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
 from llamasup.core.system.text import split_row
 from llamasup.embedded.option import InvalidValue
 
@@ -20,10 +21,7 @@ _AUTO = frozenset({"auto", "-1"})
 _CPUS = 512  # GGML_MAX_N_THREADS: the length of a CPU mask
 
 # Names of the wheel's enumerators.
-KV_TYPES = {
-    name: f"GGML_TYPE_{name.upper()}"
-    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-}
+KV_TYPES = {name: f"GGML_TYPE_{name.upper()}" for name in KV_CACHE_TYPES}
 PRIORITIES = {
     "-1": "GGML_SCHED_PRIO_LOW",
     "0": "GGML_SCHED_PRIO_NORMAL",

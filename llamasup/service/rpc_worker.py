@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.address import TcpAddress, is_loopback
-from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.rpc_address import refuse_reachable
 from llamasup.core.llama_server.answers import Health
 from llamasup.core.llama_server.client import PROBE_TIMEOUT_S, Prober

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from llamasup.core.control.private_socket import THROUGH_PROXY, listen, with_key
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.unavailable import generation_ended
-from llamasup.core.system.incoming import Incoming
+from llamasup.core.system.accept_watch import AcceptWatch
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,7 +71,7 @@ class ControlServer:
         self._make_application = make_application
         self._listener = listening.sock
         self._key = listening.key
-        self._first: Incoming | None = None
+        self._first: AcceptWatch | None = None
         self._server: uvicorn.Server | None = None
         self._application: Application | None = None
         self._end = asyncio.Event()
@@ -82,7 +82,7 @@ class ControlServer:
             self._stop_waiting()
             self._task = tasks.create_task(self._serve(tasks), name="control")
 
-        self._first = Incoming(self._listener, first_connection)
+        self._first = AcceptWatch(self._listener, first_connection)
 
     def _stop_waiting(self) -> None:
         first, self._first = self._first, None

@@ -25,6 +25,7 @@ from llamasup.core.gguf.facts import (
     read_chat_template,
 )
 from llamasup.core.gguf.header import Container, NeedMore, Tensor, read_container
+from llamasup.core.gguf.keys import Keys
 from llamasup.core.gguf.layers import (
     attention_layers,
     recurrent_layers,
@@ -32,8 +33,7 @@ from llamasup.core.gguf.layers import (
     sliding_layers,
     sliding_window,
 )
-from llamasup.core.gguf.metadata import Keys
-from llamasup.core.gguf.types import FILE_TYPES
+from llamasup.core.gguf.tensor_types import FILE_TYPES
 from llamasup.errors import ModelInvalid
 
 __all__ = [

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from llamasup.core.gguf.cursor import DAMAGED, Cursor, Short
 from llamasup.core.gguf.not_gguf import describe
-from llamasup.core.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
+from llamasup.core.gguf.tensor_types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 from llamasup.errors import ModelInvalid
 
 # The largest vocabularies (260,000 tokens, 515,000 merges) make a header of 16 MiB. The bound keeps the

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from llamasup.core.gguf import architectures
 from llamasup.core.gguf.facts import RecurrentState
-from llamasup.core.gguf.metadata import Keys
+from llamasup.core.gguf.keys import Keys
 
 _WINDOW = "{a}.attention.sliding_window"
 _PATTERN = "{a}.attention.sliding_window_pattern"

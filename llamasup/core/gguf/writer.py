@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from llamasup.core.gguf.types import TENSOR_TYPES
+from llamasup.core.gguf.tensor_types import TENSOR_TYPES
 
 
 class U16(int):

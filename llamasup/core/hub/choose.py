@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from msgspec import Struct
 
-from llamasup.core.gguf.types import PREFERRED_TYPES, name_words
+from llamasup.core.gguf.tensor_types import PREFERRED_TYPES, name_words
 from llamasup.core.hub.reference import RepoRef, is_safe_path
 from llamasup.core.system.text import memory_text
 from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid

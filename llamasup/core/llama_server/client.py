@@ -17,7 +17,7 @@ import msgspec
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.http.address import Address, UnixAddress
-from llamasup.core.http.context_end import ContextWindow, read_window
+from llamasup.core.http.finish_reason import ContextWindow, read_window
 from llamasup.core.http.network import AsyncioBackend
 from llamasup.core.llama_server.answers import (
     Health,
@@ -31,7 +31,7 @@ from llamasup.core.llama_server.answers import (
     read_slots,
 )
 from llamasup.core.llama_server.warmup import WarmUpRequest, no_response, response_problem
-from llamasup.errors import without_errno
+from llamasup.errors import text_of
 
 __all__ = ["Health", "Prober"]
 
@@ -200,4 +200,4 @@ class Prober:
                 extensions={"timeout": {"connect": PROBE_TIMEOUT_S, "write": PROBE_TIMEOUT_S}},
             )
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise NoAnswer(without_errno(str(error)) or type(error).__name__) from error
+            raise NoAnswer(text_of(error)) from error

@@ -16,6 +16,7 @@ from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.trusted_lines import trusted_head
 from llamasup.core.system.text import INVALID_JSON
+from llamasup.errors import text_of
 
 
 class WarmUpRequest(Struct, frozen=True):
@@ -111,7 +112,7 @@ def response_problem(request: WarmUpRequest, status: int, body: bytes) -> str | 
 
 def no_response(request: WarmUpRequest, error: Exception) -> str:
     """Return the problem for a request that failed with ``error``, whose text may be empty."""
-    return f"{request.path} was not answered: {str(error) or type(error).__name__}"
+    return f"{request.path} was not answered: {text_of(error)}"
 
 
 def warmup_diagnosis(problem: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:

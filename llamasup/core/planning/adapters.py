@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts, is_served
-from llamasup.core.gguf.types import name_words
+from llamasup.core.gguf.tensor_types import name_words
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.settings.model import Settings

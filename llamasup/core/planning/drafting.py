@@ -13,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
+from llamasup.core.gguf.tensor_types import kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.measured.draft_acceptance import DraftCounts, acceptance
-from llamasup.core.planning.memory.kv_cache import ContextShape, block_elements
+from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.settings.model import Settings
 from llamasup.errors import DraftMismatch, UsageInvalid
 
@@ -255,7 +256,7 @@ def _available(capabilities: Capabilities, spec_type: str) -> str | None:
 
 
 def _suitable_type(cache_type: str, head_length: int) -> str:
-    return "f16" if head_length % block_elements(cache_type) else cache_type
+    return "f16" if head_length % kv_block(cache_type) else cache_type
 
 
 # --- vocabularies --------------------------------------------------------------------------------

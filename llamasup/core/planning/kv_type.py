@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES, kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, asked_with
 from llamasup.core.llama_server.help_text import Capabilities, Option
 from llamasup.core.planning.inputs import SizeInputs
-from llamasup.core.planning.memory.kv_cache import CACHE_TYPES, block_elements, has_kv_cache
+from llamasup.core.planning.memory.kv_cache import has_kv_cache
 from llamasup.core.settings.model import Settings
 from llamasup.errors import UsageInvalid
 
@@ -57,7 +58,7 @@ def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCa
         wanted, why_wanted = inputs.bounds.kv_type, inputs.bounds.why
     sides = [_cache_type(inputs, flag, given, wanted, why_wanted) for flag, given in asked.items()]
     (k_type, why_k), (v_type, why_v) = sides
-    if block_elements(v_type) > 1 and not flash_works:
+    if kv_block(v_type) > 1 and not flash_works:
         why_v = "a quantised V cache needs flash attention, which " + (
             "is off" if flash == "off" else "this build does not have"
         )
@@ -67,12 +68,7 @@ def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCa
                 remedy="use f16 for V, or leave flash attention on",
             )
         v_type = "f16"
-    if (
-        flash == "auto"
-        and block_elements(v_type) > 1
-        and settings.flash_attn is None
-        and not extra_args.has("-fa")
-    ):
+    if flash == "auto" and kv_block(v_type) > 1 and settings.flash_attn is None and not extra_args.has("-fa"):
         flash, why_flash = "on", f"the {v_type} V cache needs flash attention"
     may_pack = model.known and flash_works and not any(asked.values()) and {k_type, v_type} == {"f16"}
     packed = may_pack and all(_cache_type(inputs, flag, None, "q8_0", "")[0] == "q8_0" for flag in asked)
@@ -90,7 +86,7 @@ def give_kv_cache(
     else:
         bare = option is None or option.argument is None
         # Without the bare switch, a packed V ends llama-server; builds with "auto" enable it by themselves.
-        needed = bare and block_elements(kv.v_type) > 1
+        needed = bare and kv_block(kv.v_type) > 1
         line.give("--flash-attn", None if bare else kv.flash, kv.why_flash, asked=asked, essential=needed)
     sides = (("--cache-type-k", kv.k_type, kv.why_k), ("--cache-type-v", kv.v_type, kv.why_v))
     for flag, cache_type, why in sides:
@@ -138,11 +134,11 @@ def _cache_type(
         {model.key_length, model.key_length_swa} if keys else {model.value_length, model.value_length_swa}
     )
     if asked is not None:
-        odd = [length for length in lengths if length % block_elements(asked)]
+        odd = [length for length in lengths if length % kv_block(asked)]
         if odd:
             raise UsageInvalid(
-                f"the KV cache type {asked} packs blocks of {block_elements(asked)} values, which do not "
-                f"divide this model's heads of {max(odd)}",
+                f"the KV cache type {asked} packs blocks of {kv_block(asked)} values, which do not divide "
+                f"this model's heads of {max(odd)}",
                 remedy="use --kv-type f16",
             )
         return asked, "set with --kv-type"
@@ -153,15 +149,15 @@ def _cache_type(
         return "f16", f"this build has no {wanted} KV cache"
     if inputs.serves is not ModelClass.DECODER:
         return "f16", f"the KV cache of {inputs.serves} models is small and short-lived"
-    if any(length % block_elements(wanted) for length in lengths):
-        packs = f"{wanted} packs blocks of {block_elements(wanted)} values"
+    if any(length % kv_block(wanted) for length in lengths):
+        packs = f"{wanted} packs blocks of {kv_block(wanted)} values"
         return "f16", f"{packs}, which do not divide heads of {max(lengths)}"
     return wanted, why_wanted
 
 
 def _check_type(capabilities: Capabilities, flag: str, asked: str | None, given_as: str) -> None:
     option = _accepted(capabilities, flag)
-    allowed = (option.allowed if option else ()) or tuple(CACHE_TYPES)
+    allowed = (option.allowed if option else ()) or tuple(KV_CACHE_TYPES)
     if asked is not None and asked not in allowed:
         raise UsageInvalid(
             f"{given_as} {asked!r} is not a KV cache type", remedy=f"use one of {', '.join(allowed)}"

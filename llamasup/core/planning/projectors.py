@@ -15,7 +15,7 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import PURPOSES, ModelClass, ModelFacts
-from llamasup.core.gguf.types import PREFERRED_TYPES, name_words
+from llamasup.core.gguf.tensor_types import PREFERRED_TYPES, name_words
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.auth.quota import context_left
-from llamasup.core.http.context_end import context_end, context_refusal
+from llamasup.core.http.finish_reason import context_end, context_refusal
 from llamasup.core.http.sse import TokenCounts, tail_of
 from llamasup.core.http.token_meter import TokenMeter
 from llamasup.core.observability.counters import HeldSlots

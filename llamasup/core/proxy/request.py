@@ -9,7 +9,7 @@ import msgspec
 
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.quota import Quota
-from llamasup.core.http.context_end import ContextEnd
+from llamasup.core.http.finish_reason import ContextEnd
 from llamasup.core.http.heads import Head, HttpError, Priority
 from llamasup.core.http.routes import CONTROL, FILES, Route
 from llamasup.core.http.sse import TokenCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from llamasup.core.http.context_end import is_shared_full
+from llamasup.core.http.finish_reason import is_shared_full
 from llamasup.core.proxy.backend import Backend
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.http.context_end import SHARED_FULL
+from llamasup.core.http.finish_reason import SHARED_FULL
 
 MAX_TRIES: Final = 3
 """How often a line is sent that gets a 5xx or a time-out."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.address import Address
-from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.pool.replicas.load_balancer import LoadBalancer
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of

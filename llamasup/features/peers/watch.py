@@ -11,7 +11,7 @@ import httpx
 
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.pool.catalog.node_listing import NodeListing, read_in_slices
-from llamasup.errors import without_errno
+from llamasup.errors import text_of, without_errno
 from llamasup.features.peers.known import ProbePolicy, Trouble
 from llamasup.features.peers.membership import Peer
 
@@ -116,7 +116,7 @@ class NodeWatch:
         except httpx.ConnectError as error:
             return _unconnected(error)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return Trouble(f"the connection broke ({without_errno(str(error)) or type(error).__name__})")
+            return Trouble(f"the connection broke ({text_of(error)})")
 
 
 async def _ask(client: httpx.AsyncClient) -> NodeListing | Trouble:

@@ -28,7 +28,7 @@ from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.system.hardware.usage import load_usage, oom_kills
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
-from llamasup.errors import without_errno
+from llamasup.errors import text_of
 from llamasup.features.tuning.quality import Distribution, Probe, probe_body, read_distributions
 from llamasup.features.tuning.workload import (
     Answered,
@@ -245,7 +245,7 @@ class Trial:
             try:
                 return await work
             except (TrialFailed, NoAnswer, *_BROKEN) as error:
-                return TrialFailed(without_errno(str(error)) or type(error).__name__)
+                return TrialFailed(text_of(error))
 
         async with asyncio.TaskGroup() as group:
             working = group.create_task(settled())

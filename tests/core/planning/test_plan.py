@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass
+from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.slots.policy import SlotHome
 from llamasup.core.planning.child_address import child_address_kind, needs_key_file
-from llamasup.core.planning.memory.kv_cache import CACHE_TYPES
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.planning.plan_report import plan_as_json, refusal
 from llamasup.core.settings.model import Settings
@@ -112,7 +112,7 @@ def test_a_build_is_given_only_flags_that_it_accepts_and_each_has_a_reason(
         parallel=st.none() | st.integers(-2, 300),
         gpu_layers=st.none() | st.sampled_from(["auto", "all"]) | st.integers(-1, 99),
         threads=st.none() | st.integers(-1, 300),
-        kv_type=st.none() | st.sampled_from([*CACHE_TYPES, "q9_9"]),
+        kv_type=st.none() | st.sampled_from([*KV_CACHE_TYPES, "q9_9"]),
         flash_attn=st.none() | st.sampled_from(["on", "off", "auto"]),
         draft_model=st.none() | st.just("/models/draft.gguf"),
         mmproj=st.none() | st.just("/models/mmproj.gguf"),

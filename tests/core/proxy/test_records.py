@@ -7,7 +7,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from llamasup.core.http.context_end import ContextWindow
+from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.heads import HttpError
 from llamasup.core.observability.counters import CANCELLED
 from llamasup.core.proxy import Limits, ProxyConfig

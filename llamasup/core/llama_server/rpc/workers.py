@@ -148,7 +148,7 @@ _MAY_BE_LOST = frozenset({WORKER_LOST, "hung_start", "warm_up_failed", "unrespon
 
 
 def may_be_lost_worker(diagnosis: Diagnosis) -> bool:
-    """Return whether a lost worker can be the reason: its llama-server hangs, or exits without another one."""
+    """Return whether a lost worker can be the reason: its llama-server hangs, or exits without another."""
     return diagnosis.cause in _MAY_BE_LOST or (diagnosis.cause == "aborted" and not diagnosis.lines)
 
 

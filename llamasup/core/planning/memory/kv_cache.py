@@ -6,31 +6,16 @@ buffers are an upper bound (tests/extended/real/test_memory.py, b11434, 24 archi
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
-from llamasup.core.gguf.types import TENSOR_TYPES
-
-_BY_NAME = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
-CACHE_TYPES = MappingProxyType(
-    {
-        name: _BY_NAME[name]
-        for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-    }
-)
+from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
 
 _EMBEDDING = (ModelClass.ENCODER, ModelClass.RERANKER)
 _GRAPH_BYTES = 1 << 16  # of the smallest graphs, without their tensors (b11434)
 # Of an indexer: score and masks per token and cell; bytes per chosen cell (b11434).
 _SCORED_BYTES, _CHOSEN_BYTES = 12, 16
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
-
-
-def block_elements(cache_type: str) -> int:
-    """Return how many values a block of this type packs. A type newer than the table is taken to pack 32."""
-    return CACHE_TYPES[cache_type].block_elements if cache_type in CACHE_TYPES else 32
 
 
 class ContextShape(Struct, frozen=True):
@@ -226,7 +211,7 @@ def _cache_bytes(model: ModelFacts, shape: ContextShape, layer: _Layer, widest: 
 
 def _stored_bytes(elements: int, cache_type: str) -> int:
     # A type newer than the table counts as f16, an upper bound for anything quantised.
-    kind = CACHE_TYPES.get(cache_type, CACHE_TYPES["f16"])
+    kind = KV_CACHE_TYPES.get(cache_type, KV_CACHE_TYPES["f16"])
     return -(-elements // kind.block_elements) * kind.block_bytes
 
 

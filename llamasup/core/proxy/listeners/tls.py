@@ -18,7 +18,7 @@ from llamasup.core.proxy.connections import TOO_MANY, host_of
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.interfaces import ProxyContext
 from llamasup.core.proxy.listeners.bind import BACKLOG
-from llamasup.core.system.incoming import Incoming
+from llamasup.core.system.accept_watch import AcceptWatch
 from llamasup.core.system.storage.folders import read_bounded
 from llamasup.core.system.storage.pem_files import irregular_file, why_unusable
 from llamasup.errors import ConfigInvalid
@@ -158,7 +158,7 @@ class SecureListener:
         self._listening.close()
 
     def _listen(self) -> None:
-        self._incoming = Incoming(self._listening, self._accept)
+        self._incoming = AcceptWatch(self._listening, self._accept)
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):

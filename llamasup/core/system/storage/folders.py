@@ -186,9 +186,9 @@ def _pipe_wait(fd: int) -> Callable[[], None]:
 
 
 def state_folder() -> Path:
-    """Return the folder for logs and data for later runs (``~/.local/state/llamasup``.
+    """Return the folder for logs and data of later runs.
 
-    Systemd's StateDirectory=).
+    It is ``~/.local/state/llamasup``, or systemd's StateDirectory=.
     """
     return _folder("STATE_DIRECTORY", "user_state_path")
 
@@ -203,16 +203,17 @@ def has_state() -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder for data that can be computed again (``~/.cache/llamasup``.
+    """Return the folder for data that can be computed again.
 
-    Systemd's CacheDirectory=).
+    It is ``~/.cache/llamasup``, or systemd's CacheDirectory=.
     """
     return _folder("CACHE_DIRECTORY", "user_cache_path")
 
 
 def models_folder() -> Path:
-    """Return the folder for downloaded models (``~/.local/share/llamasup/models``; with systemd a folder in
-    StateDirectory=). This function does not create it.
+    """Return the folder for downloaded models, which may not exist yet.
+
+    It is ``~/.local/share/llamasup/models``, or with systemd a folder in StateDirectory=.
     """
     if given := systemd_folder("STATE_DIRECTORY"):
         return given / "models"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from llamasup.core.system.incoming import Incoming
+from llamasup.core.system.accept_watch import AcceptWatch
 from tests.kit.patience import PATIENCE_S
 
 
@@ -29,7 +29,7 @@ def test_each_connection_is_reported_until_the_close(
             without_readers(monkeypatch, loop)
         accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            incoming = Incoming(listening, lambda: accepted.put_nowait(listening.accept()[0]))
+            incoming = AcceptWatch(listening, lambda: accepted.put_nowait(listening.accept()[0]))
             for _ in range(3):
                 with socket.create_connection(listening.getsockname()):
                     (await asyncio.wait_for(accepted.get(), PATIENCE_S)).close()
@@ -57,7 +57,7 @@ def test_a_callback_that_fails_does_not_end_the_reports(monkeypatch: pytest.Monk
                 listening.accept()[0].close()
                 raise ValueError("failed")
 
-            incoming = Incoming(listening, accept)
+            incoming = AcceptWatch(listening, accept)
             for _ in range(2):
                 with socket.create_connection(listening.getsockname()):
                     assert isinstance(await asyncio.wait_for(failures.get(), PATIENCE_S), ValueError)
@@ -72,7 +72,7 @@ def test_the_close_makes_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
         without_readers(monkeypatch, asyncio.get_running_loop())
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.setblocking(False)
-            incoming = Incoming(listening, lambda: None)
+            incoming = AcceptWatch(listening, lambda: None)
             incoming.close()
             for thread in threading.enumerate():
                 if thread.name == "incoming":

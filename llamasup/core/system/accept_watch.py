@@ -15,7 +15,7 @@ from collections.abc import Callable
 _LOOK_S = 0.25  # for the end: select() on Windows waits for sockets only
 
 
-class Incoming:
+class AcceptWatch:
     """Calls ``callback`` in the running loop while a connection waits on ``listening``, until ``close``."""
 
     def __init__(self, listening: socket.socket, callback: Callable[[], None]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import PurePath
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -54,6 +56,22 @@ TENSOR_TYPES: dict[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
+
+KV_CACHE_TYPES: Mapping[str, TensorType] = MappingProxyType(
+    {
+        name: kind
+        for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+        for kind in TENSOR_TYPES.values()
+        if kind.name.lower() == name
+    }
+)
+"""The types of a KV cache by their names in --cache-type-k, in llama-server's order."""
+
+
+def kv_block(cache_type: str) -> int:
+    """Return the number of values in a block. A type newer than the table packs 32 values."""
+    return KV_CACHE_TYPES[cache_type].block_elements if cache_type in KV_CACHE_TYPES else 32
+
 
 # Types that ggml has removed; llama-server refuses files with them.
 REMOVED_TENSOR_TYPES: dict[int, str] = {

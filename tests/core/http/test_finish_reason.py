@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.http.context_end import (
+from llamasup.core.http.finish_reason import (
     ContextEnd,
     ContextWindow,
     context_end,
