@@ -13,11 +13,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from llamasup.core.system.native.by_psutil import load_counts
 from llamasup.core.system.native.posix import Posix
 
 if TYPE_CHECKING:  # see __init__.py
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class KqueueEnd:
@@ -96,36 +95,5 @@ class MacOS(Posix):
             return False
         return True
 
-    def pidfd(self, pid: int) -> int | None:
-        return None
-
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         return KqueueEnd(pid).wait
-
-    def tied(
-        self,
-        path: str,
-        argv: Sequence[str],
-        helper: Callable[[], Sequence[str] | None],
-        *,
-        ignores_sigpipe: bool,
-    ) -> list[str]:
-        return list(argv)
-
-    def enlarge(self, pipe_fd: int, size: int) -> None:
-        pass
-
-    def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
-        return load_counts(pid)
-
-    def cpu_time_s(self, pid: int) -> None:
-        return None
-
-    def raise_files_limit(self) -> int:
-        return 1024  # the limit of a child could not be restored
-
-    def restore_files_limit(self, pid: int) -> None:
-        pass
-
-    def cpus(self) -> frozenset[int]:
-        return frozenset()

@@ -13,21 +13,21 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
+from llamasup.core.system.native.interface import Native
+
 if TYPE_CHECKING:  # see __init__.py
     import socket
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from llamasup.core.system.native.interface import Keyboard
     from llamasup.core.system.own_command import Part
 
 _waitid: Any = getattr(os, "waitid", None)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Posix:
+class Posix(Native):
     has_unix_sockets = True
     keeps_open_files = False
     loop_reads_pipes = True
@@ -40,9 +40,6 @@ class Posix:
 
     def is_own(self, status: os.stat_result) -> bool:
         return status.st_uid == os.geteuid()
-
-    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
-        return self.is_own(status)
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
         if status.st_uid != os.geteuid():
@@ -65,20 +62,6 @@ class Posix:
 
     def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-
-    def try_replace(self, source: Path, target: Path) -> bool:
-        source.replace(target)
-        return True
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-    def try_remove(self, path: Path) -> bool:
-        path.unlink()
-        return True
-
-    def remove(self, path: Path) -> None:
-        path.unlink()
 
     def sync_folder(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY)
@@ -110,14 +93,6 @@ class Posix:
         given = os.environ.get("TMPDIR", "")
         return (*([Path(given)] if given.startswith("/") else []), Path("/tmp"))  # noqa: S108 - 0700 below it
 
-    def login_folders(self) -> Sequence[Path]:
-        return ()
-
-    def runtime_folders(self) -> Sequence[Path]:
-        import platformdirs
-
-        return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
-
     def user(self) -> str:
         return str(os.geteuid())
 
@@ -126,9 +101,6 @@ class Posix:
 
     def is_library(self, name: str) -> bool:
         return name.startswith("lib")
-
-    def longest_path(self) -> int | None:
-        return None
 
     def device_numbers(self, device: int) -> tuple[int, int]:
         return os.major(device), os.minor(device)
@@ -179,11 +151,6 @@ class Posix:
 
     # --- processes
 
-    def start_in_job(
-        self, start: Callable[[int], subprocess.Popen[bytes]]
-    ) -> tuple[subprocess.Popen[bytes], None]:
-        return start(0), None
-
     def set_niceness(self, pid: int, nice: int) -> None:
         with contextlib.suppress(OSError):  # below ours, which is not permitted; or it has already ended
             # The group of the child: on Linux, its pid alone would leave out the threads that it has already.
@@ -213,9 +180,6 @@ class Posix:
             return
         with contextlib.suppress(ChildProcessError):
             _waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-
-    def wait_for_exit(self, pid: int) -> Callable[[], None]:
-        raise NotImplementedError
 
     guardian: Part = "exec_guardian"
 
@@ -264,20 +228,11 @@ class Posix:
     def cpu_name(self) -> str:
         return os.uname().machine
 
-    def is_terminal(self, fd: int) -> bool:
-        return os.isatty(fd)
-
     def is_background_job(self) -> bool:
         try:
             return os.tcgetpgrp(0) != os.getpgrp()
         except OSError:  # not our controlling terminal: reading is allowed
             return False
-
-    def prepare_streams(self) -> None:
-        pass
-
-    def on_console_close(self, callback: Callable[[], None]) -> None:
-        pass
 
     def stop_main_thread(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -293,11 +248,6 @@ class Posix:
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-
-    def keyboard(self) -> AbstractContextManager[Keyboard]:
-        from llamasup.core.system.native.posix_keyboard import keyboard
-
-        return keyboard()
 
     def awake_and_asleep_s(self) -> float:
         boot_clock = getattr(time, "CLOCK_BOOTTIME", None)

@@ -1,5 +1,5 @@
-"""Implements the interface for Windows: job objects, ACLs, and files that cannot be renamed while another
-process has them open.
+"""Implements the interface for Windows: job objects, and files that cannot be renamed while another process
+has them open.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from ctypes import wintypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamasup.core.system.native.by_psutil import load_counts
+from llamasup.core.system.native import windows_acl
+from llamasup.core.system.native.interface import Native
 from llamasup.core.system.native.kernel_objects import HandleEnd, JobObject, started_in
-from llamasup.core.system.native.sddl import owner_of, users_with_rights
 from llamasup.core.system.own_command import Part, own_command
 
 if TYPE_CHECKING:  # see __init__.py
     import socket
     import subprocess
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from llamasup.core.system.native.interface import Keyboard
 
 # winnt.h, winbase.h, accctrl.h, winerror.h
 _GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
@@ -52,13 +49,7 @@ _LOCK_EXCLUSIVELY_AT_ONCE = 0x1 | 0x2
 # Beyond the content: other processes cannot read the locked byte.
 _LOCKED_BYTE = 1 << 62
 _INVALID_HANDLE = ctypes.c_void_p(-1).value
-_PERSISTENT_ACLS = 0x0008
 _SYNCHRONIZE, _TERMINATE, _QUERY_LIMITED_INFORMATION = 0x00100000, 0x0001, 0x1000
-_TOKEN_QUERY, _TOKEN_USER = 0x0008, 1
-_SE_FILE_OBJECT, _OWNER, _DACL, _PROTECTED_DACL = 1, 0x1, 0x4, 0x80000000
-# In SDDL: the administrators and the system, which can take any file over; the owner, who is checked too.
-_TRUSTED = frozenset({"BA", "SY"})
-_OWNER_RIGHTS = "OW"
 _CREATE_SUSPENDED = 0x4
 _START_UNKNOWN = ""  # see interface.py
 _INFINITE = 0xFFFFFFFF
@@ -91,7 +82,6 @@ class _Overlapped(ctypes.Structure):
 
 
 _kernel32: Any = ctypes.WinDLL("kernel32", use_last_error=True)
-_advapi32: Any = ctypes.WinDLL("advapi32", use_last_error=True)
 _ntdll: Any = ctypes.WinDLL("ntdll")
 
 _kernel32.CreateFileW.restype = ctypes.c_void_p
@@ -110,41 +100,18 @@ _kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
 _kernel32.GetConsoleMode.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _kernel32.TerminateProcess.argtypes = (ctypes.c_void_p, wintypes.UINT)
 _kernel32.GetProcessTimes.argtypes = (ctypes.c_void_p, *(ctypes.POINTER(wintypes.FILETIME),) * 4)
-_kernel32.GetCurrentProcess.restype = ctypes.c_void_p
-_kernel32.LocalFree.argtypes = (ctypes.c_void_p,)
-_kernel32.GetVolumePathNameW.argtypes = (wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD)
-_kernel32.GetVolumeInformationW.argtypes = (
-    *(wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD, ctypes.c_void_p),
-    *(ctypes.c_void_p, ctypes.POINTER(wintypes.DWORD), wintypes.LPWSTR, wintypes.DWORD),
-)
-_advapi32.OpenProcessToken.argtypes = (ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p)
-_advapi32.GetTokenInformation.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p),
-)
-_advapi32.ConvertSidToStringSidW.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW.argtypes = (
-    *(wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
-)
-_advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW.argtypes = (
-    *(ctypes.c_void_p, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
-)
-_advapi32.GetSecurityDescriptorDacl.argtypes = (ctypes.c_void_p,) * 4
-_advapi32.GetNamedSecurityInfoW.argtypes = (
-    *(wintypes.LPCWSTR, ctypes.c_int, wintypes.DWORD),
-    *(ctypes.c_void_p,) * 5,
-)
-_advapi32.SetNamedSecurityInfoW.argtypes = (
-    *(wintypes.LPWSTR, ctypes.c_int, wintypes.DWORD),
-    *(ctypes.c_void_p,) * 4,
-)
-_advapi32.SetFileSecurityW.argtypes = (wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p)
 _ntdll.NtResumeProcess.argtypes = (ctypes.c_void_p,)
 
 # Exits within 50 ms; a console that hangs must not hold up the stop.
 _STOP_HELPER_S = 5.0
 
 
-class Windows:
+class Windows(Native):
+    """See ``interface.Native``. The mode of a file says nothing here, and ACLs give rights (``windows_acl``).
+
+    Processes have no tags, as their job object ends all descendants. NTFS writes names to its journal.
+    """
+
     has_proc = False
     has_unix_sockets = False  # Windows has them, and its Python does not
     socket_path_bytes = 103
@@ -162,34 +129,10 @@ class Windows:
         return True  # the ACL of its folder has the answer
 
     def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
-        user = _user_sid()
-        return owner_of(_sddl_of(path)) in {*_TRUSTED, user, _in_sddl(user)}
+        return windows_acl.is_own(path)
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
-        """Set an ACL for the user, the administrators and the system, as Python 3.12.4 gives new folders."""
-        user = _user_sid()
-        own = {user, _in_sddl(user)}
-        sddl = _sddl_of(path)
-        if (owner := owner_of(sddl)) not in _TRUSTED | own:
-            return f"it belongs to another user ({owner})"
-        allowed = {_OWNER_RIGHTS, *_TRUSTED, *own}
-        if users_with_rights(sddl) <= allowed:
-            return ""
-        if not _volume_flags(path) & _PERSISTENT_ACLS:
-            return "its drive has no ACLs, so other users could read the keys in it"
-        entries = "".join(f"(A;OICI;FA;;;{each})" for each in (*sorted(_TRUSTED), user))
-        _set_acl(path, f"D:P{entries}")
-        others = users_with_rights(_sddl_of(path)) - allowed
-        return f"the ACL still gives rights to {', '.join(sorted(others))}" if others else ""
-
-    def is_open_to_others(self, status: os.stat_result) -> bool:
-        return False  # the mode says nothing here
-
-    def set_mode(self, fd: int, mode: int) -> None:
-        pass
-
-    def give_back(self, path: Path, before: os.stat_result) -> None:
-        pass
+        return windows_acl.make_private(path)
 
     def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
         """``os.open`` would keep others from renaming the file. The folder's ACL replaces ``mode``."""
@@ -221,12 +164,6 @@ class Windows:
     def remove(self, path: Path) -> None:
         _patiently(path.unlink, path)
 
-    def sync_folder(self, path: Path) -> None:
-        pass  # NTFS writes its journal
-
-    def open_folder(self, path: Path) -> int | None:
-        return None
-
     def lock(self, fd: int) -> bool:
         place = _Overlapped(Offset=_LOCKED_BYTE & 0xFFFFFFFF, OffsetHigh=_LOCKED_BYTE >> 32)
         handle = msvcrt.get_osfhandle(fd)
@@ -250,17 +187,6 @@ class Windows:
 
         return (Path(tempfile.gettempdir()),)
 
-    def login_folders(self) -> Sequence[Path]:
-        return ()
-
-    def runtime_folders(self) -> Sequence[Path]:
-        import platformdirs
-
-        return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
-
-    def is_root(self) -> bool:
-        return False
-
     def is_library(self, name: str) -> bool:
         return name.endswith(".dll")
 
@@ -271,13 +197,7 @@ class Windows:
         enabled = getattr(_ntdll, "RtlAreLongPathsEnabled", None)  # of the system and of this program
         return None if enabled is not None and enabled() & 0xFF else 259
 
-    def device_numbers(self, device: int) -> tuple[int, int]:
-        return 0, device
-
     # --- pipes and sockets
-
-    def set_nonblocking(self, fd: int) -> None:
-        pass
 
     def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
         return [fds[0]]
@@ -314,32 +234,13 @@ class Windows:
                 return _START_UNKNOWN
             return str((start.dwHighDateTime << 32) + start.dwLowDateTime)
 
-    def tagged(self, entry: bytes) -> list[int]:
-        return []  # the job object ends all descendants
-
-    def is_tagged(self, pid: int, entry: bytes) -> bool:
-        return False
-
     def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
         """The handle keeps the PID from being reused between the check and the end."""
         with _process(pid, _TERMINATE) as handle:
             return bool(handle and is_the_one() and _kernel32.TerminateProcess(handle, 1))
 
-    def pidfd(self, pid: int) -> int | None:
-        return None
-
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         return HandleEnd(pid, _kernel32, ctypes.get_last_error).wait
-
-    def tied(
-        self,
-        path: str,
-        argv: Sequence[str],
-        helper: Callable[[], Sequence[str] | None],
-        *,
-        ignores_sigpipe: bool,
-    ) -> list[str]:
-        return list(argv)
 
     def start_in_job(
         self, start: Callable[[int], subprocess.Popen[bytes]]
@@ -355,12 +256,6 @@ class Windows:
         flags = subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED
         return started_in(job, lambda: start(flags), _resume), job
 
-    def enlarge(self, pipe_fd: int, size: int) -> None:
-        pass
-
-    def set_niceness(self, pid: int, nice: int) -> None:
-        pass
-
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
         """Send Ctrl-C in the child's own console through a helper: a process has one console at a time."""
         helper = own_command("console_stop")
@@ -373,23 +268,11 @@ class Windows:
         with contextlib.suppress(OSError):
             popen.kill()
 
-    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
-        return popen.poll() is not None
-
     def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
         _kernel32.WaitForSingleObject(int(getattr(popen, "_handle")), _INFINITE)  # noqa: B009 - as above
 
-    def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
-        return load_counts(pid)
-
-    def cpu_time_s(self, pid: int) -> None:
-        return None
-
     def raise_files_limit(self) -> int:
         return 16_384  # sockets have no limit of their own; each costs memory
-
-    def restore_files_limit(self, pid: int) -> None:
-        pass
 
     guardian: Part = "exec_guardian_windows"
 
@@ -408,21 +291,9 @@ class Windows:
             creationflags=subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP,
         )
 
-    def files_limit(self) -> int | None:
-        return None
-
     # --- users
 
-    def has_user(self, name: str) -> bool:
-        return False
-
-    def has_group(self, name: str) -> bool:
-        return False
-
     # --- this process
-
-    def cpus(self) -> frozenset[int]:
-        return frozenset()
 
     def cpu_name(self) -> str:
         """Return a name without the module platform, whose query of WMI takes up to seconds."""
@@ -431,9 +302,6 @@ class Windows:
     def is_terminal(self, fd: int) -> bool:
         mode = wintypes.DWORD()
         return bool(_kernel32.GetConsoleMode(msvcrt.get_osfhandle(fd), ctypes.byref(mode)))
-
-    def is_background_job(self) -> bool:
-        return False
 
     def prepare_streams(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -470,14 +338,6 @@ class Windows:
             time.sleep(_STOP_POLL_S)
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-
-    def keyboard(self) -> AbstractContextManager[Keyboard]:
-        from llamasup.core.system.native.windows_keyboard import keyboard
-
-        return keyboard()
-
-    def awake_and_asleep_s(self) -> float:
-        return time.monotonic()  # counts while the machine sleeps
 
 
 def _windows_error(path: Path) -> OSError:
@@ -566,97 +426,3 @@ def _process(pid: int, rights: int) -> Iterator[Any]:
     finally:
         if handle:
             _kernel32.CloseHandle(handle)
-
-
-# --- access control lists ------------------------------------------------------------------------
-
-
-def _user_sid() -> str:
-    token, text, size = ctypes.c_void_p(), wintypes.LPWSTR(), wintypes.DWORD()
-    if not _advapi32.OpenProcessToken(_kernel32.GetCurrentProcess(), _TOKEN_QUERY, ctypes.byref(token)):
-        raise ctypes.WinError(ctypes.get_last_error())
-    try:
-        buffer = ctypes.create_string_buffer(256)  # TOKEN_USER: a pointer to the SID, and the SID
-        if not _advapi32.GetTokenInformation(token, _TOKEN_USER, buffer, len(buffer), ctypes.byref(size)):
-            raise ctypes.WinError(ctypes.get_last_error())
-        sid = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_void_p))[0]
-        if not _advapi32.ConvertSidToStringSidW(sid, ctypes.byref(text)):
-            raise ctypes.WinError(ctypes.get_last_error())
-        try:
-            return str(text.value)
-        finally:
-            _kernel32.LocalFree(text)
-    finally:
-        _kernel32.CloseHandle(token)
-
-
-def _sddl_of(path: Path) -> str:
-    """The owner and the ACL of ``path``, as text."""
-    descriptor = ctypes.c_void_p()
-    failed = _advapi32.GetNamedSecurityInfoW(
-        str(path), _SE_FILE_OBJECT, _OWNER | _DACL, None, None, None, None, ctypes.byref(descriptor)
-    )
-    if failed:
-        raise ctypes.WinError(failed)
-    try:
-        return _text_of(descriptor, _OWNER | _DACL)
-    finally:
-        _kernel32.LocalFree(descriptor)
-
-
-def _in_sddl(sid: str) -> str:
-    """Return ``sid`` as Windows writes it in SDDL: LA for the Administrator, LS and NS for services."""
-    descriptor = ctypes.c_void_p()
-    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
-        f"O:{sid}", 1, ctypes.byref(descriptor), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
-    try:
-        return owner_of(_text_of(descriptor, _OWNER))
-    finally:
-        _kernel32.LocalFree(descriptor)
-
-
-def _text_of(descriptor: ctypes.c_void_p, parts: int) -> str:
-    text = wintypes.LPWSTR()
-    if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
-        descriptor, 1, parts, ctypes.byref(text), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
-    try:
-        return str(text.value)
-    finally:
-        _kernel32.LocalFree(text)
-
-
-def _set_acl(path: Path, sddl: str) -> None:
-    descriptor, acl = ctypes.c_void_p(), ctypes.c_void_p()
-    present, defaulted = wintypes.BOOL(), wintypes.BOOL()
-    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
-        sddl, 1, ctypes.byref(descriptor), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
-    try:
-        _advapi32.GetSecurityDescriptorDacl(
-            descriptor, ctypes.byref(present), ctypes.byref(acl), ctypes.byref(defaulted)
-        )
-        failed = _advapi32.SetNamedSecurityInfoW(
-            str(path), _SE_FILE_OBJECT, _DACL | _PROTECTED_DACL, None, None, acl, None
-        )
-        if failed:
-            raise ctypes.WinError(failed)
-        # That also changed the ACLs in the folder, but lets Wine keep the rights of others.
-        if not _advapi32.SetFileSecurityW(str(path), _DACL, descriptor):
-            raise ctypes.WinError(ctypes.get_last_error())
-    finally:
-        _kernel32.LocalFree(descriptor)
-
-
-def _volume_flags(path: Path) -> int:
-    volume = ctypes.create_unicode_buffer(32_768)
-    flags = wintypes.DWORD()
-    if not _kernel32.GetVolumePathNameW(str(path), volume, len(volume)):
-        return 0
-    if not _kernel32.GetVolumeInformationW(volume, None, 0, None, None, ctypes.byref(flags), None, 0):
-        return 0
-    return flags.value

@@ -43,7 +43,7 @@ from llamasup.core.system.process.platform import cannot_execute, find_executabl
 from llamasup.errors import BrokenRuntime
 
 if TYPE_CHECKING:
-    from llamasup.core.system.native.interface import Job
+    from llamasup.core.system.native.kernel_objects import JobObject
 
 # For llama-server's output while the log thread waits for a core. 1 MiB is the most that an unprivileged
 # process may request (fs.pipe-max-size).
@@ -118,7 +118,7 @@ class Child:
     ``output_fd`` is the read end of the pipe that carries stdout and stderr; the caller closes it.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: Job | None = None) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: JobObject | None = None) -> None:
         self.pid = popen.pid
         self.output_fd = output_fd
         self.exit: Exit | None = None
