@@ -10,50 +10,6 @@ import re
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "AccessDenied",
-    "BodyTooLarge",
-    "BrokenRuntime",
-    "BuildRefused",
-    "BuildUnproven",
-    "ConfigInvalid",
-    "Conflict",
-    "ControlFailed",
-    "DiskFull",
-    "DoesNotFit",
-    "DownloadFailed",
-    "DownloadRefused",
-    "DraftMismatch",
-    "FleetLate",
-    "FleetUnusable",
-    "FolderUnusable",
-    "GaveUp",
-    "LlamasupError",
-    "LogMissing",
-    "ModelInvalid",
-    "ModelMissing",
-    "ModelUnknown",
-    "NotAllowed",
-    "NotRunning",
-    "NothingWritable",
-    "OutputFailed",
-    "PortInUse",
-    "PortNotAllowed",
-    "ProjectorMismatch",
-    "RequestUnknown",
-    "RuntimeMissing",
-    "ServerFailed",
-    "ServiceManagerFailed",
-    "Stopping",
-    "TasksExhausted",
-    "TuningFailed",
-    "UnitNotOurs",
-    "UnsafeBind",
-    "UsageInvalid",
-    "WorkerMissing",
-]
-
-
 _ERRNO = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 # A word that is written as it is: a name of a file, an option, a command.
 _VERBATIM = re.compile(r"llamasup\b|rights=|chmod\b|\S*[./_=]\S")
@@ -423,3 +379,8 @@ class LogMissing(LlamasupError):
     exit_code = 66
     http_status = 404
     cause = "no_log"
+
+
+ERRORS: tuple[type[LlamasupError], ...] = tuple(
+    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, LlamasupError)
+)

@@ -28,8 +28,7 @@ _HANG_CODE = 75
 
 def table() -> str:
     of_llamasup, of_server = defaultdict(set), defaultdict(set)
-    for name in errors.__all__:
-        error_class = getattr(errors, name)
+    for error_class in errors.ERRORS:
         if error_class is not errors.ServerFailed:
             of_llamasup[error_class.exit_code].add(error_class.cause)
     others = (diagnosis._OOM_KILLED, diagnosis._KILLED_BY, diagnosis._EXITED, diagnosis._UNKNOWN)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import llamasup.errors as errors
-from llamasup.errors import ControlFailed, LlamasupError, NotAllowed, ServerFailed
+from llamasup.errors import ERRORS, ControlFailed, LlamasupError, NotAllowed, ServerFailed
 
 _TYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -23,8 +22,8 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 _BY_CAUSE: Mapping[str, type[LlamasupError]] = MappingProxyType(
     {
         error_class.cause: error_class
-        for name in errors.__all__
-        if (error_class := getattr(errors, name)) not in (LlamasupError, ServerFailed)
+        for error_class in ERRORS
+        if error_class not in (LlamasupError, ServerFailed)
     }
 )
 # Characters of each text in another program's answer.

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from llamasup import errors
 from llamasup.core.http.errors import error_from, error_object, type_of
-from llamasup.errors import ControlFailed, LlamasupError, ModelUnknown, NotAllowed, ServerFailed
+from llamasup.errors import ERRORS, ControlFailed, LlamasupError, ModelUnknown, NotAllowed, ServerFailed
 
-PLAIN = [getattr(errors, name) for name in errors.__all__ if name not in ("LlamasupError", "ServerFailed")]
+PLAIN = [error for error in ERRORS if error not in (LlamasupError, ServerFailed)]
 
 
 @pytest.mark.parametrize("kind", PLAIN)
