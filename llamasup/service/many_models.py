@@ -22,8 +22,8 @@ from llamasup.core.config.inventory import (
 from llamasup.core.control.interface import ServiceOwner, Upgrades
 from llamasup.core.control.pool_target import ConfiguredTarget
 from llamasup.core.http.address import Address
-from llamasup.core.hub.progress import Listener
 from llamasup.core.hub.reference import RepoRef, parse_ref
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.diff import Changes
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule, Problem

@@ -11,7 +11,7 @@ from llamasup.core.control.interface import ServiceOwner
 from llamasup.core.control.only_model_target import OnlyModelTarget
 from llamasup.core.control.pool_target import can_restart_in_place
 from llamasup.core.http.address import Address
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.spec import KeepResult, ModelSpec, Stay
 from llamasup.core.pool.catalog.only_model import OnlyModel
 from llamasup.core.pool.estimate import SizedModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import asdict
 
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.diff import Changes
 from llamasup.errors import ConfigInvalid, Stopping
 

@@ -22,7 +22,7 @@ from llamasup.core.control.interface import (
     shut_down,
 )
 from llamasup.core.http.address import Address
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.diff import Changes
 from llamasup.core.observability.counters import InstanceGauges, NodeGauges
 from llamasup.core.pool.catalog.model_view import unload_in_s, why_of

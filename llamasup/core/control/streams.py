@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from llamasup.core.control.interface import ControlTarget, Fetch
 from llamasup.core.control.request_updates import REQUESTS_INTERVAL_S, RequestUpdates
 from llamasup.core.http.errors import error_object
-from llamasup.core.hub.progress import Listener, Progress
+from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.observability.own_log import OwnLogTail
 from llamasup.core.supervision.events import LoadProgressed, PublishedEvent, Stopped, as_json, as_object
 from llamasup.core.system.process.log_tail import LogTail

@@ -14,9 +14,6 @@ import msgspec
 
 from llamasup.core.http.sse import TokenCounts
 
-# The longest draft by default is 48 tokens (ngram-simple, b11434); 3 with a draft model.
-_LONGEST_DRAFT = 48
-
 
 class ContextWindow(msgspec.Struct, frozen=True):
     """The context of one request. Prompt and answer of ``full_from`` tokens together may have been cut."""
@@ -35,22 +32,6 @@ class ContextEnd(msgspec.Struct, frozen=True):
     kind: str
     n_prompt_tokens: int | None = None
     n_ctx: int | None = None
-
-
-class _Slot(msgspec.Struct):
-    n_ctx: int
-    speculative: bool = False
-
-
-def read_window(slots: bytes | None) -> ContextWindow | None:
-    """Return the window from an answer of ``/slots``; None if it has none."""
-    try:
-        slot = msgspec.json.decode(slots or b"", type=list[_Slot])[0]
-    except (msgspec.DecodeError, RecursionError, IndexError):
-        return None
-    if slot.n_ctx < 1:
-        return None
-    return ContextWindow(slot.n_ctx, slot.n_ctx - _LONGEST_DRAFT * slot.speculative)
 
 
 class _Refusal(msgspec.Struct):

@@ -18,8 +18,6 @@ from llamasup.core.hub.reference import RepoRef, is_safe_path
 from llamasup.core.system.text import memory_text
 from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
 
-__all__ = ["Choice", "RepoFile", "choose", "quant_tag"]
-
 DEFAULT = "Q4_K_M"
 # The default and types of about its size first, then larger ones (slower, not worse), then smaller ones
 # (worse). A model with MXFP4 was trained in it.

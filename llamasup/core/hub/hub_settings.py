@@ -13,8 +13,6 @@ from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import printable
 from llamasup.errors import ConfigInvalid, UsageInvalid
 
-__all__ = ["hub_endpoint", "hub_token"]
-
 _MAX_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 

@@ -31,17 +31,6 @@ from llamasup.core.system.storage.folders import atomic_write
 from llamasup.core.system.text import INVALID_JSON, printable
 from llamasup.errors import DiskFull, DownloadFailed, FolderUnusable, LlamasupError
 
-__all__ = [
-    "Busy",
-    "Origin",
-    "PartFile",
-    "add_names",
-    "disk_errors",
-    "leftovers_of",
-    "origin_of_file",
-    "write_origin",
-]
-
 _HASH_BYTES = 4 << 20
 # The ranges of ten parallel pieces in ten runs take some hundred bytes.
 _MAX_SIDECAR_BYTES = 1 << 20

@@ -17,23 +17,6 @@ from msgspec.structs import replace
 from llamasup.core.system.text import printable
 from llamasup.errors import UsageInvalid
 
-__all__ = [
-    "HUB",
-    "Ref",
-    "RepoRef",
-    "UrlRef",
-    "is_reference",
-    "is_safe_path",
-    "local_path",
-    "names_of",
-    "origin_of",
-    "parse_ref",
-    "resolve_url",
-    "shown_url",
-    "split_urls",
-    "tree_url",
-]
-
 HUB = "https://huggingface.co"
 
 _HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})

@@ -1,4 +1,4 @@
-"""A file on a server: its size and checksum, whether it has changed, and which bytes are on the disk.
+"""A file on a server: its size and checksum, whether it has changed, and how much of it is on the disk.
 
 Ranges of bytes are half-open, ``(start, end)``, sorted, and do not touch.
 """
@@ -6,33 +6,24 @@ Ranges of bytes are half-open, ``(start, end)``, sorted, and do not touch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from msgspec import Struct
 
-__all__ = [
-    "ContentRange",
-    "Ranges",
-    "RemoteFile",
-    "added",
-    "checked",
-    "content_range",
-    "linked_sha256",
-    "missing",
-    "piece_bytes",
-    "pieces",
-    "prefix",
-    "retry_after_s",
-    "strong_etag",
-    "total",
-    "why_not_resumed",
-]
-
-
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Progress(Struct, frozen=True):
+    """The progress of all files of a model together; ``total_bytes`` is None if unknown."""
+
+    done_bytes: int
+    total_bytes: int | None
+    bytes_per_s: int
+
+
+Listener = Callable[[Progress], None]
 
 
 class RemoteFile(Struct, frozen=True):
@@ -90,6 +81,8 @@ def linked_sha256(headers: Mapping[str, str]) -> str | None:
 
 def retry_after_s(text: str | None, now: datetime) -> float | None:
     """Parse a Retry-After header, seconds or a date; None if it is missing or invalid."""
+    from email.utils import parsedate_to_datetime  # only downloads need it
+
     text = (text or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])

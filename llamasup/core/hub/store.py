@@ -16,8 +16,6 @@ from llamasup.core.hub.part_file import add_names, origin_of_file
 from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, local_path, names_of, split_urls
 from llamasup.errors import LlamasupError, UsageInvalid
 
-__all__ = ["FetchedModel", "downloaded", "record_names"]
-
 _MAX_FILES = 10_000  # of one repository
 _MAX_DEPTH = 6
 _MAIN = "main"

@@ -1,4 +1,4 @@
-"""Reads what a llama-server answers about itself: its health, its progress, a token probe and saved slots.
+"""Reads what a llama-server answers about itself: health, progress, tokens, slots and context.
 
 ``read_progress`` only reads; ``supervision/liveness.py`` decides what the numbers mean. Every field is
 optional, since builds differ:
@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
+from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.system.text import INVALID_JSON
 
 
@@ -67,6 +68,8 @@ def read_slot_answer(status: int, body: bytes, counted: str) -> SlotAnswer:
 _TOTAL = re.compile(rb"^llamacpp:\w+_total(?:\{[^}]*\})? +(\d+(?:\.\d+)?(?:e[+-]?\d+)?)$", re.MULTILINE)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+# The longest draft by default is 48 tokens (ngram-simple, b11434); 3 with a draft model.
+_LONGEST_DRAFT = 48
 
 
 class ServerProgress(Struct, frozen=True):
@@ -153,3 +156,31 @@ def _progress(slot: _Slot) -> SlotProgress:
     prompt = max(0, slot.n_prompt_tokens - slot.decoded)
     done = min(prompt, slot.n_prompt_tokens_cache + slot.n_prompt_tokens_processed)
     return SlotProgress(slot.id_task, prompt, done, slot.decoded)
+
+
+class _Window(msgspec.Struct):
+    n_ctx: int
+    speculative: bool = False
+
+
+def read_window(slots: bytes | None) -> ContextWindow | None:
+    """Return the window from an answer of ``/slots``; None if it has none."""
+    try:
+        slot = msgspec.json.decode(slots or b"", type=list[_Window])[0]
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        return None
+    if slot.n_ctx < 1:
+        return None
+    return ContextWindow(slot.n_ctx, slot.n_ctx - _LONGEST_DRAFT * slot.speculative)
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[msgspec.Raw]
+
+
+def read_token_count(body: bytes) -> int | None:
+    """Return the number of tokens in an answer of ``/tokenize``; None if it has none."""
+    try:
+        return len(msgspec.json.decode(body, type=_Tokenized).tokens)
+    except msgspec.MsgspecError:
+        return None

@@ -17,7 +17,7 @@ import msgspec
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.http.address import Address, UnixAddress
-from llamasup.core.http.finish_reason import ContextWindow, read_window
+from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.network import AsyncioBackend
 from llamasup.core.llama_server.answers import (
     Health,
@@ -29,23 +29,16 @@ from llamasup.core.llama_server.answers import (
     read_progress,
     read_slot_answer,
     read_slots,
+    read_token_count,
+    read_window,
 )
 from llamasup.core.llama_server.warmup import WarmUpRequest, no_response, response_problem
 from llamasup.errors import text_of
-
-__all__ = ["Health", "Prober"]
 
 FIRST_PROBE_DELAY_S = 0.01
 LONGEST_PROBE_DELAY_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 METRICS_TIMEOUT_S = 2.0
-
-
-class _Tokenized(msgspec.Struct):
-    tokens: list[msgspec.Raw]
-
-
-_tokenized = msgspec.json.Decoder(_Tokenized).decode
 
 
 class Prober:
@@ -166,8 +159,8 @@ class Prober:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 response = await self._post("/tokenize", {"content": text})
-            return len(_tokenized(response.content).tokens)
-        except (TimeoutError, NoAnswer, msgspec.MsgspecError):
+            return read_token_count(response.content)
+        except (TimeoutError, NoAnswer):
             return None
 
     async def _body(self, path: str, timeout_s: float) -> bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llamasup.core.llama_server.start_log import Ready, read_line
+from llamasup.core.llama_server.log_lines import Ready, read_line
 from llamasup.core.llama_server.trusted_lines import STAMP, quotes_client, trusted_tail
 
 _WORK = re.compile(

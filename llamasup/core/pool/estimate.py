@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.folder import look_at
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.facts import Launch, prepare, read_given, sibling_projector, with_name

@@ -17,17 +17,19 @@ from msgspec.structs import replace
 
 from llamasup.core.http.address import Address, UnixAddress
 from llamasup.core.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
-from llamasup.core.llama_server.draft_log import DRAFTED, Drafted, read_drafted
-from llamasup.core.llama_server.rpc.in_use import USED
-from llamasup.core.llama_server.start_log import (
+from llamasup.core.llama_server.log_lines import (
+    DRAFTED,
     RELEVANT,
+    Drafted,
     Ready,
     SizeLogged,
     StageBegan,
     StartupFailure,
     Warned,
+    read_drafted,
     read_line,
 )
+from llamasup.core.llama_server.rpc.in_use import USED
 from llamasup.core.planning.measured.draft_acceptance import acceptance, is_low
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.unavailable import Unavailable, generation_ended

@@ -13,7 +13,7 @@ from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import Address, TcpAddress
 from llamasup.core.llama_server.argv_builder import Reason
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.llama_server.draft_log import Drafted
+from llamasup.core.llama_server.log_lines import Drafted
 from llamasup.core.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.core.llama_server.slots.policy import KeptSlots
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes

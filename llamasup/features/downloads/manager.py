@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct, field
 
 from llamasup.core.hub.hub_settings import hub_endpoint
-from llamasup.core.hub.progress import Listener, Progress
 from llamasup.core.hub.reference import parse_ref, shown_url
+from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.hub.store import FetchedModel, downloaded
 from llamasup.core.system.own_command import own_command
 from llamasup.core.system.pipe_reader import pipe_reader

@@ -18,7 +18,7 @@ from llamasup.core.control.app import ControlServer
 from llamasup.core.control.interface import ConfigAccess, Fetch, MakeConsole
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.heads import HttpError
-from llamasup.core.hub.progress import Listener, Progress
+from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.observability.counters import InstanceGauges, Metrics, NodeGauges
 from llamasup.core.observability.last_hour import LastHour
 from llamasup.core.observability.own_log import OwnLog

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from llamasup.core.control.streams import MAX_PULLS, MAX_PULLS_OF_ONE, Streams, pull_stream
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.errors import Conflict, DownloadFailed
 from tests.core.control.fake import PATIENCE_S, FakeControlTarget, served
 

@@ -9,7 +9,6 @@ from llamasup.core.http.finish_reason import (
     ContextWindow,
     context_end,
     context_refusal,
-    read_window,
 )
 from llamasup.core.http.sse import TokenCounts, read_token_counts
 
@@ -93,10 +92,3 @@ def test_a_stream_that_the_shared_cache_broke_off_was_cut() -> None:
 def test_incomplete_counts_are_ignored() -> None:
     assert context_end(b"", TokenCounts(300), WINDOW) is None
     assert context_end(b"", TokenCounts(None, None, 300), WINDOW) is None
-
-
-def test_window_is_the_context_of_a_slot() -> None:
-    assert read_window(b'[{"id":0,"n_ctx":256,"speculative":false},{"n_ctx":256}]') == WINDOW
-    assert read_window(b'[{"n_ctx":256,"speculative":true}]') == DRAFTING
-    for nothing in (None, b"", b"[]", b"{}", b"[{}]", b'[{"n_ctx":0}]', b'[{"n_ctx":"a"}]', b"[" * 5000):
-        assert read_window(nothing) is None

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.llama_server.answers import ServerProgress, SlotProgress, read_progress, read_slots
+from llamasup.core.http.finish_reason import ContextWindow
+from llamasup.core.llama_server.answers import (
+    ServerProgress,
+    SlotProgress,
+    read_progress,
+    read_slots,
+    read_token_count,
+    read_window,
+)
 
 # As b11434 answers in the middle of a prompt of 3,962 tokens, after its first batch; parameters left out.
 PREFILLING: dict[str, Any] = {
@@ -113,3 +121,16 @@ def test_working_slot_of_an_old_build_shows_only_the_answer() -> None:
 @pytest.mark.parametrize("slots", [None, b"", b"{}", b"[1]"])
 def test_invalid_slots_are_no_answer(slots: bytes | None) -> None:
     assert read_slots(slots) is None
+
+
+def test_window_is_the_context_of_a_slot() -> None:
+    assert read_window(b'[{"id":0,"n_ctx":256,"speculative":false},{"n_ctx":256}]') == ContextWindow(256, 256)
+    assert read_window(b'[{"n_ctx":256,"speculative":true}]') == ContextWindow(256, 208)
+    for nothing in (None, b"", b"[]", b"{}", b"[{}]", b'[{"n_ctx":0}]', b'[{"n_ctx":"a"}]', b"[" * 5000):
+        assert read_window(nothing) is None
+
+
+def test_tokens_of_a_text_are_counted() -> None:
+    assert read_token_count(b'{"tokens":[1,{"id":2,"piece":"a"}]}') == 2
+    for nothing in (b"", b"{}", b'{"tokens":3}'):
+        assert read_token_count(nothing) is None

@@ -15,8 +15,8 @@ import respx
 from llamasup.core.gguf.facts_from_header import ModelClass
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.llama_server import client
-from llamasup.core.llama_server.answers import ServerProgress
-from llamasup.core.llama_server.client import Health, Prober
+from llamasup.core.llama_server.answers import Health, ServerProgress
+from llamasup.core.llama_server.client import Prober
 from llamasup.core.llama_server.warmup import warm_up_request
 
 ADDRESS = TcpAddress("127.0.0.1", 8080)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.core.llama_server.diagnosis import diagnose
-from llamasup.core.llama_server.start_log import read_line
+from llamasup.core.llama_server.log_lines import read_line
 from llamasup.core.llama_server.trusted_lines import trusted_head, trusted_tail
 from llamasup.core.system.process.exit import Exit
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.llama_server.diagnosis import Diagnosis, diagnose
+from llamasup.core.llama_server.log_lines import StartupFailure, read_line
 from llamasup.core.llama_server.plan_limits import Change, PlanLimits
-from llamasup.core.llama_server.start_log import StartupFailure, read_line
 from llamasup.core.planning.ladder import (
     MAX_STEPS,
     admit,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.llama_server.draft_log import Drafted
+from llamasup.core.llama_server.log_lines import Drafted
 from llamasup.core.planning.measured.load_times import LoadFacts
 from llamasup.core.supervision.plan_protocol import FixedPlan, FixedPlanner
 

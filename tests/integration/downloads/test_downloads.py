@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.hub.progress import Progress
+from llamasup.core.hub.remote_file import Progress
 from llamasup.core.hub.store import FetchedModel
 from llamasup.core.system.process.run_folder import run_folder
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping

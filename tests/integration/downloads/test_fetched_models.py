@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.hub.progress import Listener, Progress
+from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.status import state_of_managed
 from llamasup.core.pool.eviction_policy import Phase

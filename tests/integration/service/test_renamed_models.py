@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import llamasup
 from llamasup.core.config import Config
-from llamasup.core.hub.progress import Listener
+from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.spec import ModelSpec, Stay
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.eviction_policy import Phase

@@ -1,16 +1,19 @@
-"""The log lines of a start that llamasup reacts to, as llama-server b11434 writes them."""
+"""The log lines that llamasup reacts to, as llama-server b11434 writes them."""
 
 from __future__ import annotations
 
 import pytest
 
-from llamasup.core.llama_server.start_log import (
+from llamasup.core.llama_server.log_lines import (
+    DRAFTED,
     RELEVANT,
+    Drafted,
     Ready,
     SizeLogged,
     StageBegan,
     StartupFailure,
     Warned,
+    read_drafted,
     read_line,
 )
 
@@ -92,3 +95,30 @@ def test_size_lines_are_recognized_and_others_ignored() -> None:
 def test_filter_matches_every_relevant_line(line: str) -> None:
     assert read_line(line) is not None
     assert RELEVANT.search(line.encode())
+
+
+DRAFT_LINE = (
+    "0.00.078.626 I slot print_timing: id  0 | task 0 | draft acceptance = 0.57576 (   19 accepted /    33 "
+    "generated), mean len =  4.88"
+)
+OLDER_DRAFT_LINE = (
+    "slot print_timing: id  0 | task 7 | draft acceptance rate = 0.57576 (   19 accepted /   33 generated)"
+)
+
+
+@pytest.mark.parametrize("line", [DRAFT_LINE, OLDER_DRAFT_LINE])
+def test_drafts_of_a_request_are_read(line: str) -> None:
+    assert read_drafted(line) == Drafted(proposed=33, accepted=19)
+    assert DRAFTED.search(line.encode())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"prompt: {DRAFT_LINE}", f"{DRAFT_LINE} and more", "slot print_timing: id  0 | task 0 | n_decoded = 3"],
+)
+def test_other_lines_are_not_about_drafts(line: str) -> None:
+    assert read_drafted(line) is None
+
+
+def test_counts_of_drafts_are_added() -> None:
+    assert Drafted(3, 1) + Drafted(5, 5) == Drafted(8, 6)

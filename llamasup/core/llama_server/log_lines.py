@@ -1,5 +1,6 @@
-"""The log lines of a starting llama-server that llamasup reacts to at once, as b11434 and older builds write
-them.
+"""The log lines of llama-server that llamasup reacts to at once, as b11434 and older builds write them.
+
+``read_line`` reads those of a start, ``read_drafted`` the line about the drafts of a request, at its end.
 """
 
 from __future__ import annotations
@@ -91,3 +92,34 @@ def read_line(line: str) -> StartLogEvent | None:
     if _WARM_UP.search(line):
         return StageBegan("warm_up")
     return StageBegan("weights") if _WEIGHTS.search(line) else None
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+
+class Drafted(Struct, frozen=True):
+    """The tokens that a draft proposed, and those that the model accepted."""
+
+    proposed: int
+    accepted: int
+
+    def __add__(self, other: Drafted) -> Drafted:
+        return Drafted(self.proposed + other.proposed, self.accepted + other.accepted)
+
+
+# b11434: ``0.00.078.626 I slot print_timing: id  0 | task 0 | draft acceptance = 0.57576 (   19 accepted /
+# 33 generated), mean len =  4.88``. Older builds write ``draft acceptance rate``.
+# The whole line: other lines of a serving llama-server can quote requests.
+_DRAFTED = re.compile(
+    r"[\d. IT]*slot +print_timing: id +\d+ \| task \d+ \| draft acceptance(?: rate)? = [\d.]+ "
+    r"\( *(?P<accepted>\d{1,9}) accepted / *(?P<proposed>\d{1,9}) generated\)(?:, mean len = +[\d.]+)?\s*"
+)
+
+DRAFTED = re.compile(b"draft acceptance")
+"""A filter over bytes that matches every line that ``read_drafted`` understands."""
+
+
+def read_drafted(line: str) -> Drafted | None:
+    """Return the counts in a log line; None for other lines."""
+    found = _DRAFTED.fullmatch(line)
+    return None if found is None else Drafted(int(found["proposed"]), int(found["accepted"]))
