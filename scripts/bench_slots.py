@@ -33,7 +33,7 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.http.httpx_import import httpx  # noqa: E402
+from llamasup.core.http.httpx_client import httpx  # noqa: E402
 from llamasup.core.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.core.proxy.listeners.bind import bind  # noqa: E402
 from llamasup.core.settings.model import Settings  # noqa: E402

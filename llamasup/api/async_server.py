@@ -15,8 +15,8 @@ from llamasup.api.arguments import ModelArguments
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
 from llamasup.core.http.address import Address, UnixAddress
+from llamasup.core.http.httpx_client import UnixTransport, httpx
 from llamasup.core.http.httpx_import import httpx
-from llamasup.core.http.unix_transport import UnixTransport
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid

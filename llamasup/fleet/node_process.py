@@ -23,7 +23,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.http.httpx_import import httpx
+from llamasup.core.http.httpx_client import httpx
 from llamasup.core.system.own_command import own_command
 from llamasup.core.system.storage.folders import Claimed, claim
 from llamasup.errors import ServerFailed

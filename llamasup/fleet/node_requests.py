@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from msgspec import Struct
 
 from llamasup.core.http.heads import HeadRules, HttpError, error_body, error_lines, pairs_of
-from llamasup.core.http.httpx_import import httpx
+from llamasup.core.http.httpx_client import httpx
 from llamasup.core.http.response_heads import read_response_headers
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.secret import node_key

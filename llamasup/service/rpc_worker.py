@@ -25,8 +25,7 @@ from llamasup.core.http.rpc_address import refuse_reachable
 from llamasup.core.llama_server.answers import Health
 from llamasup.core.llama_server.client import PROBE_TIMEOUT_S, Prober
 from llamasup.core.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
-from llamasup.core.llama_server.rpc.relay import Relay, Stream, server_context
-from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.core.llama_server.rpc.relay import Relay, RelayLoop, Stream, server_context
 from llamasup.core.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.core.observability.observer import Observer

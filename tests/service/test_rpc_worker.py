@@ -15,8 +15,7 @@ import pytest
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.rpc.find import find_rpc_server
-from llamasup.core.llama_server.rpc.relay import client_context
-from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.core.llama_server.rpc.relay import RelayLoop, client_context
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.core.supervision.events import Bus, ServerExited
 from llamasup.errors import BrokenRuntime, PortInUse, RuntimeMissing, UnsafeBind, UsageInvalid

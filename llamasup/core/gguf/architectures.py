@@ -5,29 +5,6 @@ Read from src/llama-arch.cpp, src/models/*.cpp and src/llama-hparams.cpp, llama.
 
 from __future__ import annotations
 
-__all__ = [
-    "ATTENTION_AND_RECURRENCE",
-    "DEFAULT_WINDOWS",
-    "DIFFUSION",
-    "DRAFT_HEADS",
-    "ENCODERS",
-    "ENCODER_DECODERS",
-    "FIXED_WINDOWS",
-    "FULL_ATTENTION_INTERVAL",
-    "IMAGE_MODELS",
-    "INDEXED",
-    "KNOWN",
-    "LAYERS_WITH_OWN_KV",
-    "MOST_IMAGE_TOKENS",
-    "POOLED_IMAGES",
-    "RECURRENT",
-    "RECURRENT_WITHOUT_KV_HEADS",
-    "SIDE_LENGTHS",
-    "SLIDING_ONLY_WITH_LAYERS",
-    "SLIDING_PERIODS",
-    "WITHOUT_MTP_GRAPH",
-]
-
 
 def _names(words: str) -> frozenset[str]:
     return frozenset(words.split())

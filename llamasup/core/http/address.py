@@ -11,24 +11,6 @@ from msgspec import Struct
 from llamasup.core.http.heads import parse_authority
 from llamasup.errors import UsageInvalid
 
-__all__ = [
-    "ANY_HOST",
-    "Address",
-    "TcpAddress",
-    "UnixAddress",
-    "addresses",
-    "allowed_host",
-    "allowed_media_host",
-    "allowed_origin",
-    "host_of_url",
-    "invalid_host_remedy",
-    "is_local",
-    "is_local_name",
-    "is_loopback",
-    "is_private",
-]
-
-
 ANY_HOST = "any"
 """As a media host: every host."""
 

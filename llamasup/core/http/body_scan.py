@@ -17,8 +17,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MANY_JOBS", "MAX_DEPTH", "MAX_STEPS", "BodyScan", "is_too_complex", "scanned", "times"]
-
 MANY_JOBS: Final = 1 << 20
 """The number of jobs of a body that cannot be counted. No server has so many slots."""
 MAX_STEPS: Final = 100_000  # 0.1 s in total; 8,000 messages of a chat whose contents are arrays

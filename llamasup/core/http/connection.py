@@ -11,8 +11,6 @@ from llamasup.core.http.address import Address, UnixAddress
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["open_connection"]
-
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["KnownHead", "compile_head"]
-
 HEAD_BYTES: Final = 4096  # longer heads are not cached; with cookies and tokens, a client sends 2 KiB
 _DIGITS: Final = 9  # of a length; the parser reads the lengths of larger bodies
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)

@@ -22,19 +22,6 @@ import msgspec
 
 from llamasup.core.http.body_scan import MANY_JOBS, scanned, times
 
-__all__ = [
-    "FORMS_ONLY",
-    "LISTS",
-    "PROMPTS",
-    "BodyTooDeep",
-    "lists_of",
-    "named_in_path",
-    "plain_json",
-    "read_body",
-    "renamed_form",
-    "renamed_query",
-]
-
 MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
 MAX_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
 MAX_NAME: Final = 1024  # bytes of a form's field; no model has a name of a quarter of that

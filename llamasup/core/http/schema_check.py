@@ -21,18 +21,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = [
-    "COMPLETIONS",
-    "MAX_STEPS",
-    "Answer",
-    "AskedJson",
-    "asked_json",
-    "import_package",
-    "mismatch",
-    "read_answer",
-    "violation",
-]
-
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
 _MOST_SHOWN: Final = 200

@@ -17,8 +17,6 @@ from llamasup.core.llama_server.user_options import ParsedOptions, parse_options
 from llamasup.core.system.text import joined_row, split_row
 from llamasup.errors import UsageInvalid
 
-__all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
-
 
 class Reason(Struct, frozen=True):
     """The reason why a flag is on the command line, or (``passed`` false) why it is not."""

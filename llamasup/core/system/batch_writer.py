@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["BatchWriter"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

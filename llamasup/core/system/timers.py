@@ -8,8 +8,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-__all__ = ["CallLater", "DeadlineTimer", "DelayQueue", "call_later"]
-
 
 class Timer(Protocol):
     def cancel(self) -> None: ...

@@ -12,9 +12,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.http.httpx_import import httpx
-from llamasup.core.http.trust import TRUST_REMEDY, is_untrusted, trusted
-from llamasup.core.http.unix_transport import UnixTransport
+from llamasup.core.http.httpx_client import TRUST_REMEDY, UnixTransport, httpx, is_untrusted, trusted
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.features.batch.schedule import UNREACHABLE, Refusal, refusal_of

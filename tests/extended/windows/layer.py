@@ -23,8 +23,8 @@ from llamasup.core.system.storage.folders import Claimed, claim_file, open_priva
 from llamasup.errors import BrokenRuntime, FolderUnusable
 
 folder = Path(sys.argv[1]) if __name__ == "__main__" else Path()
-windows: Any = (
-    importlib.import_module("llamasup.core.system.native.windows") if __name__ == "__main__" else None
+windows_acl: Any = (
+    importlib.import_module("llamasup.core.system.native.windows_acl") if __name__ == "__main__" else None
 )
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -128,9 +128,9 @@ def a_folder_in_the_way_is_not_waited_for() -> None:
 def a_folder_is_private() -> None:
     path = folder / "private"
     private_folder(path)
-    users = windows.users_with_rights(windows._sddl_of(path))
-    user = windows._user_sid()
-    assert users <= {"SY", "BA", "OW", user, windows._in_sddl(user)}, users
+    users = windows_acl.users_with_rights(windows_acl._sddl_of(path))
+    user = windows_acl._user_sid()
+    assert users <= {"SY", "BA", "OW", user, windows_acl._in_sddl(user)}, users
     private_folder(path)
     assert native.is_own_folder(path, path.stat())
 
@@ -138,22 +138,22 @@ def a_folder_is_private() -> None:
 def a_folder_of_another_user_is_refused() -> None:
     path = folder / "foreign"
     path.mkdir()
-    user_sid = windows._user_sid
-    windows._user_sid = lambda: "S-1-5-21-1-2-3-1001"
+    user_sid = windows_acl._user_sid
+    windows_acl._user_sid = lambda: "S-1-5-21-1-2-3-1001"
     try:
-        owner = windows.owner_of(windows._sddl_of(path))
+        owner = windows_acl.owner_of(windows_acl._sddl_of(path))
         if owner in ("BA", "SY"):
             return  # Wine's user is an administrator, whom every user trusts
         assert not native.is_own_folder(path, path.stat())
         refused(FolderUnusable, lambda: private_folder(path))
     finally:
-        windows._user_sid = user_sid
+        windows_acl._user_sid = user_sid
 
 
 def accounts_have_short_names() -> None:
-    assert windows._in_sddl("S-1-5-19") == "LS"
-    assert windows._in_sddl("S-1-5-20") == "NS"
-    assert windows._in_sddl("S-1-5-21-1-2-3-1001") == "S-1-5-21-1-2-3-1001"
+    assert windows_acl._in_sddl("S-1-5-19") == "LS"
+    assert windows_acl._in_sddl("S-1-5-20") == "NS"
+    assert windows_acl._in_sddl("S-1-5-21-1-2-3-1001") == "S-1-5-21-1-2-3-1001"
 
 
 def the_start_of_a_process_is_known_until_it_ends() -> None:

@@ -22,8 +22,6 @@ from llamasup.core.system.hardware.devices import Device, parse_devices, problem
 from llamasup.core.system.process.run_once import CommandResult
 from llamasup.errors import UsageInvalid
 
-__all__ = ["ask_workers"]
-
 ESTIMATE_TIMEOUT_S = 3.0
 """An answer takes 60 ms on this machine (b11434); a worker that hangs or is busy never answers."""
 START_TIMEOUT_S = 10.0

@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.core.system.storage.pem_files import irregular_file, why_unusable
 from llamasup.errors import ConfigInvalid
 
-__all__ = ["MOST_RELAYS", "Relay", "client_context", "server_context"]
-
 MOST_RELAYS = 16
 """Connections of one tunnel at a time. A worker serves one; a llama-server that asks opens a second."""
 CONNECT_TIMEOUT_S = 10.0
+_STOP_S = 10.0
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
 _BUFFER_BYTES = 256 * 1024  # weights come in large pieces
 # After a minute without an answer of the other machine, a connection has ended. Without keepalive, a machine
@@ -33,6 +35,7 @@ _CLOSED = (
 )
 _CLOSED_BY_WORKER = "rpc-server ended the connection without an answer"
 
+T = TypeVar("T")
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -248,3 +251,38 @@ def _unusable(what: str) -> ConfigInvalid:
         f"The tunnel of an RPC worker cannot use {what}.",
         remedy="Give PEM files: the CA of the other end, a certificate, and its unencrypted key.",
     )
+
+
+class RelayLoop:
+    """A thread with an event loop of its own for relays, from its creation to ``close``.
+
+    Weights of many gigabytes pass through them, which would delay everything else in the main loop. And
+    relays need ``add_reader``, which the main loop does not have on Windows. All methods may be called from
+    any thread but the loop's.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._serve, name="rpc-tunnels", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` until it ends, or until its future or this loop is cancelled."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, and wait for its end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+
+    def _serve(self) -> None:
+        loop = self._loop
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            loop.close()

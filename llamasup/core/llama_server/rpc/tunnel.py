@@ -12,8 +12,7 @@ import socket
 import threading
 
 from llamasup.core.http.rpc_address import WorkerAddress, parse_worker
-from llamasup.core.llama_server.rpc.relay import Relay, Stream, client_context
-from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.core.llama_server.rpc.relay import Relay, RelayLoop, Stream, client_context
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.errors import ConfigInvalid
 

@@ -185,8 +185,15 @@ class Native(ABC):
     def start_of(self, pid: int) -> str | None:
         """Return the start time of ``pid`` as an opaque string; None if it has exited or is not visible.
 
-        Empty if it runs, and hides it: a process of another user on Windows.
+        Empty if it runs, and hides it: a process of another user on Windows. A PID is reused after 32,768
+        processes, or after a restart of the machine. A PID with this time is unique: the time comes from the
+        kernel's counter and not from the wall clock, which jumps.
         """
+
+    def began_after(self, pid: int, other: int) -> bool:
+        """Return whether ``pid`` started later than ``other``; False if unknown."""
+        one, two = self.start_of(pid), self.start_of(other)
+        return bool(one and two) and _moment(str(one)) > _moment(str(two))
 
     def tagged(self, entry: bytes) -> list[int]:
         """Return the other processes of this user for which ``is_tagged`` is true."""
@@ -362,3 +369,7 @@ class Native(ABC):
     def awake_and_asleep_s(self) -> float:
         """Return a clock that also counts while the machine sleeps, if the system has one."""
         return time.monotonic()
+
+
+def _moment(start: str) -> float:
+    return float(start.rpartition("/")[2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["owner_of", "users_with_rights"]
-
 # Entries that give rights: plain ones, those for one object, and those with a condition.
 _ALLOW = frozenset({"A", "OA", "XA", "ZA"})
 _USER = 5  # after kind, flags, rights, object and inherited object

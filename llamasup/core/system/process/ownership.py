@@ -22,18 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.core.system.native import native
-from llamasup.core.system.process.identity import kill_if
 from llamasup.core.system.storage.folders import atomic_write
-
-__all__ = [
-    "OwnedProcess",
-    "end_descendants",
-    "forget_child",
-    "kill_owned",
-    "record_child",
-    "recorded_children",
-    "tag_environment",
-]
 
 MARK = "LLAMASUP_RUN"
 GONE_WITHIN_S = 2.0
@@ -46,6 +35,12 @@ class OwnedProcess(Struct, frozen=True):
 
     pid: int
     executable: str = ""
+
+
+def kill_if(pid: int, is_the_one: Callable[[], bool], *, group: bool = False) -> bool:
+    """Kill ``pid`` (with ``group``: the process group that it leads) if ``is_the_one``."""
+    # kill(2) reads 0 as our own group, and the group of 1 as every process.
+    return pid > 1 and native.kill_if(pid, is_the_one, group=group)
 
 
 def tag_environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -20,8 +20,6 @@ from llamasup.core.system.storage.folders import atomic_write, cache_folder, ope
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import FolderUnusable
 
-__all__ = ["FactCache", "FileIdentity", "default_cache_folder"]
-
 Value = TypeVar("Value")
 
 # One entry per file: about 100 KB for a runtime, a few KB for a model. Far above any real models folder, low

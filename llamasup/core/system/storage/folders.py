@@ -18,23 +18,6 @@ from time import monotonic, sleep
 from llamasup.core.system.native import native
 from llamasup.errors import FolderUnusable
 
-__all__ = [
-    "Claimed",
-    "atomic_write",
-    "cache_folder",
-    "claim",
-    "claim_file",
-    "device_and_inode",
-    "given_folder",
-    "has_state",
-    "models_folder",
-    "open_private",
-    "private_folder",
-    "read_bounded",
-    "remove_folder",
-    "state_folder",
-]
-
 # The command that writes to the pipe may first ask the user for a password.
 PIPE_WAIT_S = 60.0
 _GONE_WITHIN_S = 1.0

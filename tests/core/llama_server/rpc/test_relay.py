@@ -16,11 +16,11 @@ import pytest
 from llamasup.core.llama_server.rpc.relay import (
     MOST_RELAYS,
     Relay,
+    RelayLoop,
     Stream,
     client_context,
     server_context,
 )
-from llamasup.core.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.core.llama_server.rpc.tunnel import Tunnels
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.core.settings.address_kinds import RpcWorker

@@ -13,7 +13,7 @@ import pytest
 
 from llamasup.core.system.native import native
 from llamasup.core.system.native.linux import Linux
-from llamasup.core.system.process.identity import began_after, kill_if
+from llamasup.core.system.process.ownership import kill_if
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -22,8 +22,8 @@ BOOT = "sys/kernel/random/boot_id"
 
 def test_process_that_hides_its_start_is_not_younger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "start_of", lambda pid: "" if pid == 1 else "boot/7")
-    assert not began_after(1, 2)
-    assert not began_after(2, 1)
+    assert not native.began_after(1, 2)
+    assert not native.began_after(2, 1)
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def stat_of(proc: Path, pid: int, name: str, state: str, ticks: int, boot: str =
 def test_start_time_identifies_a_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert native.start_of(sleeper.pid) == native.start_of(sleeper.pid)
     assert native.start_of(sleeper.pid) != native.start_of(os.getpid())
-    assert began_after(sleeper.pid, os.getpid())
-    assert not began_after(os.getpid(), sleeper.pid)
+    assert native.began_after(sleeper.pid, os.getpid())
+    assert not native.began_after(os.getpid(), sleeper.pid)
 
 
 @linux
@@ -77,7 +77,7 @@ def test_missing_process_has_no_start_time(sleeper: subprocess.Popen[bytes]) -> 
     assert native.start_of(sleeper.pid) is None
     sleeper.wait()
     assert native.start_of(sleeper.pid) is None
-    assert not began_after(sleeper.pid, os.getpid())
+    assert not native.began_after(sleeper.pid, os.getpid())
 
 
 @linux
