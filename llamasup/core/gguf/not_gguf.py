@@ -35,7 +35,7 @@ def describe(beginning: bytes, file_bytes: int) -> tuple[str, str]:
 
 
 def _shown(beginning: bytes) -> str:
-    """As text if it is printable, else in hexadecimal."""
+    """Return the bytes as text if they are printable, else in hexadecimal."""
     text = beginning.decode("ascii", "replace")
     return f"'{text}'" if text.isascii() and text.isprintable() else beginning.hex(" ")
 

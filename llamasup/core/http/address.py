@@ -12,7 +12,7 @@ from llamasup.core.http.heads import parse_authority
 from llamasup.errors import UsageInvalid
 
 ANY_HOST = "any"
-"""As a media host: every host."""
+"""The name for every host, as a media host."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

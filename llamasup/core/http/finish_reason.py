@@ -23,7 +23,7 @@ class ContextWindow(msgspec.Struct, frozen=True):
 
 
 class ContextEnd(msgspec.Struct, frozen=True):
-    """How the context ended an answer.
+    """The end of an answer by its context.
 
     ``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
     context ends), ``shifted`` (with ``--context-shift`` it went on, and the beginning was dropped).

@@ -13,7 +13,7 @@ from typing import Final
 from llamasup.core.http.heads import parse_authority
 
 UNIX: Final = "unix"
-"""As a trusted proxy: every client of a Unix socket."""
+"""The name for every client of a Unix socket, as a trusted proxy."""
 _MAX_HOPS: Final = 16  # a client can send any number
 
 

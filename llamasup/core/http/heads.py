@@ -8,7 +8,7 @@ Context, level 1) and ``tracestate`` are forwarded unchanged and never created.
 from __future__ import annotations
 
 import re
-from enum import Enum, IntEnum, auto
+from enum import IntEnum
 from http import HTTPStatus
 
 import msgspec
@@ -49,7 +49,7 @@ class HttpError(msgspec.Struct, frozen=True):
 
 
 class HeadRules(msgspec.Struct, frozen=True):
-    """Which parts of a request's head llama-server gets.
+    """Decides which parts of a request's head llama-server gets.
 
     ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
     ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
@@ -120,32 +120,9 @@ class Head(msgspec.Struct):
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
 
-class _Header(Enum):
-    """What llamasup does with a header of a request."""
-
-    HOST = auto()
-    ORIGIN = auto()
-    BEARER = auto()
-    KEY = auto()
-    CONNECTION = auto()
-    CODING = auto()
-    EXPECT = auto()
-    ID = auto()
-    TRACE = auto()
-    UPGRADE = auto()
-    WEBSOCKET = auto()
-    PRIORITY = auto()
-    CONSOLE = auto()
-    NODE = auto()
-    FORWARDED = auto()
-    ASKED = auto()
-    DEST = auto()
-    DROP = auto()
-
-
-# Looking up a member of an Enum is a call of a Python function in Python 3.11.
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _TRACE, *_MORE = _Header
-_UPGRADE, _WEBSOCKET, _PRIORITY, _CONSOLE, _NODE, _FORWARDED_FOR, _ASKED, _DEST, _DROP = _MORE
+# What llamasup does with a header of a request.
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _TRACE = range(9)
+_UPGRADE, _WEBSOCKET, _PRIORITY, _CONSOLE, _NODE, _FORWARDED_FOR, _ASKED, _DEST, _DROP = range(9, 18)
 
 _KINDS = {
     b"host": _HOST,
@@ -230,30 +207,30 @@ def read_head(
             continue
         if (rules.transparent and name in _TRANSPARENT) or (rules.credentials and kind in _CREDENTIALS):
             lines.append(name + b": " + value + b"\r\n")
-        if kind is _HOST:
+        if kind == _HOST:
             hosts += 1
             head.authority = value.strip(b" \t")
-        elif kind is _BEARER:
+        elif kind == _BEARER:
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 head.credentials += (token.strip(),)
-        elif kind is _KEY:
+        elif kind == _KEY:
             head.credentials += (value.strip(),)
-        elif kind is _CONNECTION:
+        elif kind == _CONNECTION:
             for token in value.lower().split(b","):
                 if (token := token.strip(b" \t")) not in _NOMINATE_NOTHING:
                     nominated.add(token)
-        elif kind is _ORIGIN:
+        elif kind == _ORIGIN:
             if head.origin is not None:
                 return HttpError(400, "more than one Origin header", close=True)
             head.origin = value.strip()
-        elif kind is _ID:
+        elif kind == _ID:
             head.request_id = value if _VALID_ID(value) else b""
-        elif kind is _TRACE:
+        elif kind == _TRACE:
             head.trace_parent = NO_TRACE_PARENT if traces else trace_parent_of(value)
             traces += 1
             lines.append(name + b": " + value + b"\r\n")
-        elif kind is _CODING:
+        elif kind == _CODING:
             # RFC 9112 §6.1: chunked has to be the last coding, and HTTP/1.0 knows none.
             if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
                 # Without the header, llama-server would misread a body in another coding.
@@ -261,7 +238,7 @@ def read_head(
                     400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
                 )
             head.chunked = True
-        elif kind is _PRIORITY:
+        elif kind == _PRIORITY:
             head.priority = _PRIORITIES.get(value.strip().lower())
             if head.priority is None and not rules.transparent:
                 return HttpError(
@@ -270,24 +247,24 @@ def read_head(
                     cause="bad_priority",
                     remedy="send high, normal, low or batch, or leave the header out",
                 )
-        elif kind is _UPGRADE:
+        elif kind == _UPGRADE:
             head.upgrades = True
             offers_websocket |= b"websocket" in value.lower()
-        elif kind is _WEBSOCKET:
+        elif kind == _WEBSOCKET:
             websocket = True
-        elif kind is _CONSOLE:
+        elif kind == _CONSOLE:
             head.console_secret = value.strip(b" \t")
             if head.route is CONTROL and not rules.transparent:
                 lines.append(name + b": " + value + b"\r\n")
-        elif kind is _NODE:
+        elif kind == _NODE:
             head.from_node = True
-        elif kind is _FORWARDED_FOR:
+        elif kind == _FORWARDED_FOR:
             head.forwarded_for += b"," + value if head.forwarded_for else value
-        elif kind is _ASKED:
+        elif kind == _ASKED:
             head.asked_headers = value.strip(b" \t")
-        elif kind is _DEST:
+        elif kind == _DEST:
             head.fetch_dest += value.strip(b" \t").lower()  # of several, none is a known one
-        elif kind is _EXPECT:
+        elif kind == _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)
             head.expects_continue = version == "1.1"  # RFC 9110 §10.1.1: ignored in HTTP/1.0

@@ -25,8 +25,10 @@ _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
 _MOST_SHOWN: Final = 200
 MAX_STEPS: Final = 1_000_000
-"""Of one check, about the keywords and values that it visits. An object with twenty fields takes some
-hundreds."""
+"""The limit of one check, counted in visited keywords and values.
+
+An object with twenty fields takes some hundreds.
+"""
 MAX_SCHEMA: Final = 256 * 1024
 """Bytes. A larger one would hold the event loop; of its answer, only the JSON is checked."""
 _MOST_ERRORS: Final = 20  # the best of them is shown
@@ -58,7 +60,7 @@ class _Completion(msgspec.Struct):
 
 
 class AskedJson(msgspec.Struct, frozen=True):
-    """What a request asks for. ``schema`` None: any JSON."""
+    """The JSON that a request asks for. ``schema`` None: any JSON."""
 
     schema: dict[str, Any] | None
 
@@ -113,7 +115,7 @@ class Answer(msgspec.Struct):
 
 
 _JSON_BEGINS: Final = re.compile(r"[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\Z")
-"""Also a literal that was cut off."""
+"""Matches a literal that was cut off, too."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_schema: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 _read_answer: Final = msgspec.json.Decoder(Answer).decode

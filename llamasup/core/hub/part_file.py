@@ -88,7 +88,7 @@ class PartFile:
         self.resumed = False
         """Whether some bytes are from an earlier run."""
         self.epoch = 0
-        """How often the download started over."""
+        """The number of times that the download started over."""
         try:
             with disk_errors(target):
                 self._fd = self._open_part()

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from llamasup.core.llama_server.help_text import Capabilities
 
 NOT_PASSED_ON = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_SERVER_", "AIP_")
-"""How the variables begin that would set options of llama-server."""
+"""The beginnings of the variables that would set options of llama-server."""
 
 _WORDS = {
     "MODEL": "-m --model -hf --hf-repo -mu --model-url",

@@ -206,7 +206,7 @@ def _plain_lines(text: str) -> Iterator[str]:
 
 
 def _description_column(lines: list[str]) -> int:
-    """Where most descriptions start: a wrapped "--threads)" there is text, not an option.
+    """Return the column where most descriptions start: a wrapped "--threads)" there is text.
 
     Measured in the text because it moved: column 34 in August 2024, 40 in August 2025 and since.
     """

@@ -23,7 +23,7 @@ class WarmUpRequest(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
     expects: str
-    """What a valid answer contains, for messages."""
+    """The content of a valid answer, for messages."""
 
 
 _TOKEN = WarmUpRequest(

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
-"""Of the names in a path: a slash, and on Windows a backslash as well."""
+"""The separators of the names in a path: a slash, and on Windows a backslash as well."""
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 

@@ -28,7 +28,7 @@ START_TIMEOUT_S = 10.0
 """At a start, which does without a worker that does not answer: a machine that swaps may need seconds."""
 _NO_RPC = "RPC not supported in this build"
 _KEPT_S = 2.0
-"""How long an answer counts as new: one start asks several times."""
+"""The time for which an answer is new: one start asks several times."""
 
 
 class _Kept(Struct, frozen=True):

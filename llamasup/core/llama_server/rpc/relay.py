@@ -68,7 +68,7 @@ class Relay:
         return int(self._listening.getsockname()[1])
 
     async def run(self) -> None:
-        """Serve until cancelled. The event loop needs ``add_reader`` (``relay_loop.py``).
+        """Serve until cancelled. The event loop needs ``add_reader`` (``RelayLoop``).
 
         Not with ``sock_accept``: a cancellation can lose the connection that it has just accepted.
         """

@@ -30,7 +30,7 @@ class TunnelFiles(Struct, frozen=True):
 
 
 class WorkerAnswer(Struct, frozen=True):
-    """What a worker answered. ``endpoint``: how llama-server reaches it. ``devices``: as it lists them.
+    """The answer of a worker. ``endpoint``: how llama-server reaches it. ``devices``: as it lists them.
 
     ``state``: ``busy`` connected, but no answer: it serves another llama-server, or hangs.
     ``problem``: why it does not answer.

@@ -273,7 +273,7 @@ def _capabilities(status: str) -> int:
 
 
 def _in_first_user_namespace(uid_map: str) -> bool:
-    """In any other namespace (rootless containers) the kernel ignores our CAP_IPC_LOCK and CAP_SYS_NICE."""
+    """Return False in a rootless container, where the kernel ignores our CAP_IPC_LOCK and CAP_SYS_NICE."""
     return tuple(uid_map.split()) in (_WHOLE_UID_RANGE, ())
 
 

@@ -106,7 +106,7 @@ def memory_usage(pid: int) -> MemoryUsage | None:
 
 
 class LoadUsage(Struct, frozen=True):
-    """What a process has loaded so far, in bytes, and its CPU time.
+    """The bytes that a process has loaded so far, and its CPU time.
 
     ``file_bytes``: resident pages of mapped files; ``anonymous_bytes``: its other resident memory.
     ``read_bytes``: by system calls; ``disk_bytes``: fetched from a disk.

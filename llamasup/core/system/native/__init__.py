@@ -1,4 +1,4 @@
-"""What differs between operating systems, behind one interface (``interface.py``).
+"""Hides the differences between operating systems behind one interface (``interface.py``).
 
 ``native`` is the implementation for this system. All other code calls it, and does not ask which system it
 runs on. The modules import only ``own_command`` of llamasup, and little of Python: each start loads them.

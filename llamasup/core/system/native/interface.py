@@ -35,7 +35,7 @@ class Native(ABC):
     loop_reads_pipes: bool
     """Whether event loops can wait for a pipe of ``os.pipe``."""
     executable_suffix: str
-    """Of the names of programs: ``.exe``."""
+    """The end of a program's name: ``.exe``, or empty."""
     config_folder: str | None
     """The folder for the configuration of all users, which only the administrator can change."""
     cache_variable: str
@@ -200,10 +200,9 @@ class Native(ABC):
         return []
 
     def is_tagged(self, pid: int, entry: bytes) -> bool:
-        """Return whether ``pid`` runs, is this user's, and has an environment entry that starts with
-        ``entry``.
+        """Return whether ``pid`` is this user's, and its environment has an entry that starts with ``entry``.
 
-        False where the environment of other processes is hidden.
+        False if it has exited, and where the environment of other processes is hidden.
         """
         return False
 
@@ -356,8 +355,9 @@ class Native(ABC):
 
     @abstractmethod
     def wait_for_stop(self) -> None:
-        """Block the main thread until SIGTERM or SIGINT (Windows: Ctrl-C, Ctrl-Break), whose handlers it sets
-        and restores.
+        """Block the main thread until SIGTERM or SIGINT (Windows: Ctrl-C, Ctrl-Break).
+
+        Sets the handlers of these signals, and restores them.
         """
 
     def keyboard(self) -> AbstractContextManager[Keyboard]:

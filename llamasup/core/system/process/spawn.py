@@ -216,7 +216,7 @@ class Child:
                 future.set_result(self.exit)
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Without a pidfd: a thread waits for the exit and leaves the reaping to the loop."""
+        """Start a thread that waits for the exit (without a pidfd) and leaves the reaping to the loop."""
         self._loop = loop
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name=f"wait-{self.pid}", daemon=True)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.system.storage.folders import atomic_write, cache_folder, open_private
-from llamasup.core.system.text import INVALID_JSON
+from llamasup.core.system.text import INVALID_JSON, path_text
 from llamasup.errors import FolderUnusable
 
 Value = TypeVar("Value")
@@ -97,7 +97,7 @@ class FactCache(Generic[Value]):
             )
             if (entry.revision, entry.path, entry.size_bytes, entry.mtime_ns) != (
                 self._revision,
-                _printable(identity.path),
+                path_text(identity.path),
                 identity.size_bytes,
                 identity.mtime_ns,
             ):
@@ -120,7 +120,7 @@ class FactCache(Generic[Value]):
             return
         entry = _Entry(
             self._revision,
-            _printable(identity.path),
+            path_text(identity.path),
             identity.size_bytes,
             identity.mtime_ns,
             msgspec.Raw(msgspec.json.encode(value)),
@@ -146,11 +146,6 @@ class FactCache(Generic[Value]):
         by_age = sorted((os.lstat(name).st_mtime_ns, name) for name in names)
         for _, name in by_age[: len(by_age) // 2]:
             Path(name).unlink(missing_ok=True)
-
-
-def _printable(path: str) -> str:
-    """A path with bytes outside UTF-8 (surrogates in Python) as text that JSON can hold."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _read(path: Path, most_bytes: int) -> bytes:
