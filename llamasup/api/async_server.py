@@ -16,7 +16,6 @@ from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
 from llamasup.core.http.address import Address, UnixAddress
 from llamasup.core.http.httpx_client import UnixTransport, httpx
-from llamasup.core.http.httpx_import import httpx
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid

@@ -263,7 +263,6 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
 def _exit_waiter(pid: int) -> Callable[[], None]:
     """A function that blocks until ``pid`` has exited."""
     from llamasup.core.system.native import native
-    from llamasup.core.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
         raise _no_parent(pid, "it cannot be the process that started llamasup")
@@ -271,7 +270,7 @@ def _exit_waiter(pid: int) -> Callable[[], None]:
         wait = native.wait_for_exit(pid)
     except (OSError, OverflowError):
         raise _no_parent(pid, "no such process") from None
-    if began_after(pid, os.getpid()):
+    if native.began_after(pid, os.getpid()):
         raise _no_parent(
             pid, "that process started after llamasup: it reuses the ID of a process that has exited"
         )

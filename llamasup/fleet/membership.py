@@ -21,7 +21,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.httpx_client import httpx
-from llamasup.core.http.httpx_import import httpx
 from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.errors import UsageInvalid
 from llamasup.features.peers.membership import ExpectedModel, Peer

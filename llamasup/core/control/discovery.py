@@ -15,7 +15,6 @@ from llamasup.core.control.client import StatusRead
 from llamasup.core.control.private_socket import SOCKET_NAME, reach
 from llamasup.core.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.core.http.httpx_client import httpx
-from llamasup.core.http.httpx_import import httpx
 from llamasup.core.pool.shown_state import AWAY
 from llamasup.core.system.native import native
 from llamasup.core.system.process.run_folder import NO_CONTROL, OWNER, run_folders

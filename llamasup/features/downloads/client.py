@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.core.http.httpx_client import httpx
-from llamasup.core.http.httpx_import import httpx
 from llamasup.core.hub.reference import Ref, origin_of, shown_url
 from llamasup.core.hub.remote_file import retry_after_s
 from llamasup.core.system.text import printable

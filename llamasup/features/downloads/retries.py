@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from llamasup.core.http.httpx_import import httpx
+from llamasup.core.http.httpx_client import httpx
 from llamasup.core.hub.reference import shown_url
 from llamasup.core.system.text import printable
 from llamasup.errors import DownloadFailed, without_errno
