@@ -346,7 +346,7 @@ class BatchRun:
     # --- the end of a request
 
     def _take(self, attempt: _Attempt, answer: Answer, wrong: str | None) -> None:
-        """Take an answer. ``wrong`` is why it is not what the line asks for; then the line is sent again,
+        """Take an answer. ``wrong`` is why it is not what the line requests; then the line is sent again,
         once.
         """
         model = self._models[attempt.line.model]

@@ -188,7 +188,9 @@ def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> flo
 
 
 def limit_after_refusal(limit: float) -> float:
-    """Return the limit after a request that a limit of its key has refused: soon one line at a time asks."""
+    """Return the limit after a request that a limit of its key has refused: soon only one line at a
+    time is sent.
+    """
     return max(1.0, limit / 2.0)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from llamasup.core.system.text import INVALID_JSON
 
 STREAM_ABOVE_S: Final = 0.3
-"""Answers that take longer are asked for as streams. So another client waits at most so long for a slot."""
+"""Longer answers are requested as streams, so another client waits at most this long for a slot."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 # Their streams do not have all that the complete answer has, or have several answers.
@@ -32,7 +32,7 @@ _TEXTS: Final = ("content", "reasoning_content", "refusal")
 
 
 def streamed(url: str, body: bytes) -> bytes | None:
-    """Return the body that asks for the same answer as a stream; None if it must be asked for whole."""
+    """Return the body that requests the same answer as a stream; None if it must be requested whole."""
     if url not in (_CHAT, _COMPLETIONS):
         return None
     try:

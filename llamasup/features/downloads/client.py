@@ -79,7 +79,7 @@ class DownloadClient:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def ask(self, url: str, *, byte_range: tuple[int, int] | None = None) -> AsyncIterator[Answer]:
+    async def get(self, url: str, *, byte_range: tuple[int, int] | None = None) -> AsyncIterator[Answer]:
         """GET ``url``, or its bytes from ``byte_range[0]`` to before ``byte_range[1]``; the body is not read
         yet.
 
@@ -117,8 +117,8 @@ class DownloadClient:
         )
 
     async def text(self, url: str, *, max_bytes: int) -> tuple[bytes, str | None]:
-        """Return a small document and its Link header. Raises the errors of ``ask``."""
-        async with self.ask(url) as answer:
+        """Return a small document and its Link header. Raises the errors of ``get``."""
+        async with self.get(url) as answer:
             body = bytearray()
             with translated_errors(url):
                 async for chunk in answer.response.aiter_raw():
@@ -284,7 +284,7 @@ async def _resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
 
-    def ask() -> None:
+    def look_up() -> None:
         found: list[str] = []
         failed: Exception | None = None
         try:
@@ -302,7 +302,7 @@ async def _resolve(host: str, port: int) -> list[str]:
         else:
             answer.set_exception(failed)
 
-    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
     try:
         async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
             return await answer

@@ -82,7 +82,7 @@ class FileDownload:
     async def fetch(self) -> PartFile | None:
         """Return the whole file, locked and checked; None if another process downloaded it meanwhile.
 
-        Raises the errors of ``DownloadClient.ask``, ModelInvalid for a wrong checksum, DiskFull and
+        Raises the errors of ``DownloadClient.get``, ModelInvalid for a wrong checksum, DiskFull and
         FolderUnusable. Valid bytes are kept for the next run.
         """
         part = await self._open_part()
@@ -180,7 +180,7 @@ class FileDownload:
             )
 
     async def _fetch_piece(self, part: PartFile, piece: _Piece, end: int, size: int) -> None:
-        async with self._client.ask(self._target.url, byte_range=(piece.at, end)) as answer:
+        async with self._client.get(self._target.url, byte_range=(piece.at, end)) as answer:
             self._check_piece(answer, part, piece, size)
             await self._read(answer, part, piece)
         if piece.at < end:
@@ -204,7 +204,7 @@ class FileDownload:
         if part.done:
             part.start_over()
         size = part.remote.size
-        async with self._client.ask(self._target.url) as answer:
+        async with self._client.get(self._target.url) as answer:
             expected = _length(answer)
             if size is not None and expected is not None and expected != size:
                 raise _FileChanged(f"the size changed from {size} to {expected} bytes")
@@ -293,9 +293,9 @@ def _length(answer: Answer) -> int | None:
 async def inspect_remote(client: DownloadClient, target: DownloadTarget) -> tuple[RemoteFile, bool]:
     """Return the size, checksum and ETag from the server, and whether it supports ranges.
 
-    Raises the errors of ``DownloadClient.ask``, and ListingChanged.
+    Raises the errors of ``DownloadClient.get``, and ListingChanged.
     """
-    async with client.ask(target.url, byte_range=(0, 1)) as answer:
+    async with client.get(target.url, byte_range=(0, 1)) as answer:
         found = content_range(answer.headers.get("content-range"))
         size = found.size if found is not None else _length(answer)
         known = target.remote

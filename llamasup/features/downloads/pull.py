@@ -98,7 +98,7 @@ class PullListener(Protocol):
 async def pull(ref: Ref, options: DownloadOptions, listener: PullListener) -> FetchedModel:
     """Download the model of ``ref`` into the models folder; files that are there are not downloaded again.
 
-    Raises the errors of ``DownloadClient.ask`` and ``FileDownload.fetch``, ModelMissing, UsageInvalid if
+    Raises the errors of ``DownloadClient.get`` and ``FileDownload.fetch``, ModelMissing, UsageInvalid if
     several models match, and ModelInvalid for files that no server could load.
     """
     client = DownloadClient(

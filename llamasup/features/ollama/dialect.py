@@ -228,7 +228,9 @@ class OllamaDialect:
     # --- requests that the control API carries out
 
     def _pull(self, request: Request, backend: Backend) -> None:
-        """Downloads only what a request for the model would, so each key may ask for it that may use it."""
+        """Download what a request for the model would also download, so a key that may use the model is
+        enough.
+        """
         _require_plain(request.head)
         fields = decoded(request.body)
         if boolean(fields, "insecure"):

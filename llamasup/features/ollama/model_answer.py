@@ -1,4 +1,4 @@
-"""One request in Ollama's API: whether its server has the context that it asks for, and its answer.
+"""One request in Ollama's API: whether its model has the features that it needs, and its answer.
 
 Takes the answer of llama-server in any pieces, and writes that of Ollama: lines of JSON while a stream
 arrives, or one object once a whole answer has arrived.

@@ -103,7 +103,7 @@ class Peers:
                 model.close(STOPPING)
 
     async def begun(self) -> None:
-        """Wait until each node was asked once, for a limited time."""
+        """Wait until each node was probed once, for a limited time."""
         try:
             async with asyncio.timeout(FIRST_ANSWERS_S):
                 await self._all_asked.wait()

@@ -339,7 +339,7 @@ class Comparison:
     # --- the quality guard
 
     async def _prepare_quality(self, candidate: Candidate) -> None:
-        """Ask the reference for what ``_check_quality`` compares. Called while no candidate runs."""
+        """Request from the reference what ``_check_quality`` compares. Called while no candidate runs."""
         if not self._must_check(candidate):
             return
         asked = _probes(self._plan(candidate.changes)[0])

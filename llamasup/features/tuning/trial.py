@@ -1,4 +1,4 @@
-"""A llama-server that is measured: started from a plan, asked real requests, ended.
+"""A llama-server that is measured: started from a plan, given real requests, ended.
 
 It is a child like that of ``run`` (``system/process/spawn.py``): it dies with llamasup, and the guardian of
 the run folder ends what it leaves behind. A child that crashes, hangs or does not fit is a ``TrialFailed``.
@@ -205,7 +205,7 @@ class Trial:
         return Answered(first_s or total_s, total_s, lengths.answer)
 
     async def _write_prompts(self, block: Block) -> None:
-        """Ask for the prompts before the clock runs.
+        """Make the prompts before the clock runs.
 
         Rerankers and decision models take texts. Half of the tokens are left for the query, and for cutting
         words apart.

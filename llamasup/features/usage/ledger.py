@@ -70,7 +70,7 @@ def is_error(record: RequestRecord) -> bool:
 
 
 def day_at(now: datetime) -> tuple[str, float]:
-    """Return the day of a local time, and how many seconds later to ask again."""
+    """Return the day of a local time, and after how many seconds to call this again."""
     midnight = datetime.combine(now.date() + timedelta(days=1), time(), now.tzinfo)
     return now.date().isoformat(), min(_CHECK_DAY_S, (midnight - now).total_seconds())
 
