@@ -83,7 +83,7 @@ def tokens_of(body: bytes) -> Tokens:
     """Return the tokens that an answer reports."""
     try:
         usage = _decode(body).usage
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except INVALID_JSON:
         usage = None
     if usage is None:
         return Tokens()

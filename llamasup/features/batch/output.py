@@ -56,7 +56,7 @@ def answer_line(
         answer = msgspec.Raw(
             body.replace(b"\n", b" ").replace(b"\r", b" ")
         )  # JSON has them between values only
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except INVALID_JSON:
         answer = msgspec.Raw(msgspec.json.encode(body.decode("utf-8", "replace")))
     return (
         msgspec.json.encode(

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.http.finish_reason import SHARED_FULL
+from llamasup.core.system.text import INVALID_JSON
 
 MAX_TRIES: Final = 3
 """How often a line is sent that gets a 5xx or a time-out."""
@@ -117,7 +118,7 @@ def refusal_of(status: int, body: bytes, retry_after: str | None = None) -> Refu
     """Return the refusal in an answer with an error status, or in an error event."""
     try:
         error = _decode_error(body).error
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except INVALID_JSON:
         error = ""
     given = error if isinstance(error, _ErrorObject) else _ErrorObject(error)
     if not status:

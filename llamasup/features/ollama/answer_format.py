@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llamasup.core.system.text import path_text
+from llamasup.core.system.text import INVALID_JSON, path_text
 from llamasup.features.ollama.requests import Kind, OllamaRequest
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -20,7 +20,6 @@ _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
 
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: not UTF-8
 
 
 class BrokenAnswer(Exception):
@@ -146,7 +145,7 @@ def error_text(body: bytes) -> str:
     """Return the sentence in an error object of llamasup or of llama-server."""
     try:
         error = _read_failed(body).error
-    except _UNREADABLE:
+    except INVALID_JSON:
         return "llama-server failed"
     sentence = error.message or error.type or "llama-server failed"
     if not error.remedy:
@@ -213,7 +212,7 @@ class _Calls:
 def _object(arguments: str) -> dict[str, Any] | None:
     try:
         found = msgspec.json.decode(arguments)
-    except _UNREADABLE:
+    except INVALID_JSON:
         return None
     return found if isinstance(found, dict) else None
 
@@ -319,7 +318,7 @@ class Lines:
             return b""
         try:
             return self._chat(event, created_at) if self._is_chat else self._completion(event, created_at)
-        except _UNREADABLE as error:
+        except INVALID_JSON as error:
             raise BrokenAnswer("llama-server sent an event that is not the JSON of its API") from error
 
     def _chat(self, event: bytes, created_at: bytes) -> bytes:
@@ -389,7 +388,7 @@ def whole(request: OllamaRequest, body: bytes, created_at: bytes, times: Times) 
         if request.kind in (Kind.EMBED, Kind.EMBEDDINGS):
             return _whole_embeddings(request, body, times)
         part, timings = _whole_text(request, body)
-    except _UNREADABLE as error:
+    except INVALID_JSON as error:
         raise BrokenAnswer("llama-server sent an answer that is not the JSON of its API") from error
     return b'%b%b",%b%b' % (_begin(request.name), created_at, part, _metrics(times, timings))
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.core.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.core.http.heads import HttpError
+from llamasup.core.system.text import INVALID_JSON
 
 Fields = Mapping[str, msgspec.Raw]
 """An object of JSON whose values are not decoded."""
@@ -31,7 +32,6 @@ _MAX_KEEP_S: Final = 100 * 365 * 86_400.0  # a longer time is for ever: no calen
 _MAX_SHOWN: Final = 60  # letters of a value in a message
 _SPACE: Final = b" \t\r\n"
 
-_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _T = TypeVar("_T")
 _read_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -73,7 +73,7 @@ def decoded(body: bytes) -> Fields:
         return _read_object(body)
     except msgspec.ValidationError:
         raise refusal(f"the body is {_kind(body)}", "send a JSON object") from None
-    except _UNREADABLE as error:
+    except INVALID_JSON as error:
         # The text names the place, and no value.
         raise refusal(f"the body is not JSON: {str(error)[:_MAX_SHOWN]}", "send a JSON object") from None
 
@@ -117,7 +117,7 @@ def text(fields: Fields, name: str, default: str = "") -> str:
 def _text(given: bytes, name: str) -> str:
     try:
         return _read_text(given)
-    except _UNREADABLE:
+    except INVALID_JSON:
         raise refusal(f"{name} is not a valid string", "send UTF-8") from None
 
 
@@ -150,7 +150,7 @@ def number(fields: Fields, name: str) -> float | int | None:
         raise _wrong(name, given, "a number")
     try:
         value = _read_number(given)
-    except _UNREADABLE:
+    except INVALID_JSON:
         value = math.inf
     if not (math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63):
         raise refusal(f"{name} is {_shown(given)}", "use a smaller number")
@@ -165,7 +165,7 @@ def object_of(fields: Fields, name: str) -> Fields:
         raise _wrong(name, given, "an object")
     try:
         return _read_object(given)
-    except _UNREADABLE:
+    except INVALID_JSON:
         raise refusal(f"{name} is not a valid object", "send UTF-8") from None
 
 
@@ -187,7 +187,7 @@ def _items(fields: Fields, name: str, read: Callable[[bytes], Sequence[_T]], exp
         raise _wrong(name, given, f"an array of {expected}")
     try:
         return read(given)
-    except _UNREADABLE as error:
+    except INVALID_JSON as error:
         at = _place_in(str(error))
         place = f"{name}[{at[1]}]" if at is not None else f"an item of {name}"
         raise refusal(f"{place} is invalid", f"use an array of {expected}") from None

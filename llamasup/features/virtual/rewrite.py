@@ -15,6 +15,7 @@ from llamasup.core.http.requested_model import plain_json, renamed_form
 from llamasup.core.http.routes import CHATS, OTHER_LABEL, RESPONSES, Route, Work
 from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.core.settings.parameters import ANSWER_LENGTHS, names_of
+from llamasup.core.system.text import INVALID_JSON
 
 _Fields = dict[str, msgspec.Raw]
 _read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -30,7 +31,6 @@ class _List(msgspec.Struct, array_like=True):
 _read_first: Final = msgspec.json.Decoder(_List).decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _encode: Final = msgspec.json.Encoder().encode
-_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _MESSAGES: Final = "/v1/messages /v1/messages/count_tokens"
 _HAS_SYSTEM: Final = frozenset(_MESSAGES.split())
@@ -57,7 +57,7 @@ def rewritten(body: bytes, route: Route, name: str, candidate: Candidate) -> byt
         )
     try:
         fields = _read(plain_json(body))
-    except _UNREADABLE:
+    except INVALID_JSON:
         return HttpError(
             400,
             f"The virtual model {name!r} changes requests, and this one is not a JSON object",
@@ -127,7 +127,7 @@ def _merged(sent: msgspec.Raw, value: Any, *, client_first: bool) -> msgspec.Raw
         return sent if client_first else _raw(value)
     try:
         keys = _read(sent)
-    except _UNREADABLE:  # not an object: llama-server tells the client
+    except INVALID_JSON:  # not an object: llama-server tells the client
         return sent if client_first else _raw(value)
     own = {key: _raw(each) for key, each in value.items()}
     return _raw(own | keys if client_first else keys | own)
@@ -157,7 +157,7 @@ def _into_messages(fields: _Fields, system: str) -> None:
         first = _read_first(messages).first
         message = {} if first is _ABSENT else _read(first)
         role = _read_text(message["role"]) if "role" in message else ""
-    except _UNREADABLE:
+    except INVALID_JSON:
         return  # llama-server tells the client
     if role in _SYSTEM_ROLES:
         message["content"] = _before(message.get("content"), system)
@@ -183,11 +183,11 @@ def _before(content: msgspec.Raw | None, system: str, *, parts: bool = True) -> 
         return _raw(system)
     try:
         return _raw(f"{system}{_BETWEEN}{_read_text(content)}")
-    except _UNREADABLE:
+    except INVALID_JSON:
         pass
     try:
         _read_first(content)
-    except _UNREADABLE:
+    except INVALID_JSON:
         return _raw(system)
     if not parts:
         return _raw(system)
