@@ -290,70 +290,68 @@ class SwapGranted(Struct, frozen=True):
 # --- events: facts about a sizing ----------------------------------------------------------------------
 
 
-class Sized(Struct, frozen=True):
+class SizingFact(Struct, frozen=True):
+    """A fact about the sizing with this ticket."""
+
     ticket: int
+
+
+class Sized(SizingFact, frozen=True):
     sized: Estimate
 
 
-class SizingFailed(Struct, frozen=True):
-    ticket: int
+class SizingFailed(SizingFact, frozen=True):
     error: LlamasupError
 
 
-class DownloadProgressed(Struct, frozen=True):
+class DownloadProgressed(SizingFact, frozen=True):
     """A download has progressed. ``answer``: to requests that may not wait."""
 
-    ticket: int
     answer: Unavailable
 
 
 # --- events: facts about processes ---------------------------------------------------------------------
 
 
-class ProcessesStarting(Struct, frozen=True):
+class ProcessesFact(Struct, frozen=True):
+    """A fact about these processes."""
+
+    id: int
+
+
+class ProcessesStarting(ProcessesFact, frozen=True):
     """No process serves (any more); at least one starts, or will."""
 
-    id: int
 
-
-class ProcessesServing(Struct, frozen=True):
+class ProcessesServing(ProcessesFact, frozen=True):
     """At least one process serves. ``complete``: no other replica is still starting."""
 
-    id: int
     complete: bool = True
 
 
-class ProcessesFailed(Struct, frozen=True):
+class ProcessesFailed(ProcessesFact, frozen=True):
     """No process serves or starts. ``answer``: of its server. ``settled``: none tries again by itself."""
 
-    id: int
     error: LlamasupError
     answer: Unavailable
     settled: bool = True
 
 
-class ProcessesReleased(Struct, frozen=True):
+class ProcessesReleased(ProcessesFact, frozen=True):
     """They have stopped, and their memory is free."""
 
-    id: int
 
-
-class Measured(Struct, frozen=True):
+class Measured(ProcessesFact, frozen=True):
     """A load has measured the memory of the model."""
 
-    id: int
 
-
-class Proven(Struct, frozen=True):
+class Proven(ProcessesFact, frozen=True):
     """The build of these processes may serve."""
 
-    id: int
 
-
-class Disproven(Struct, frozen=True):
+class Disproven(ProcessesFact, frozen=True):
     """The build of these processes is refused, or could not be judged."""
 
-    id: int
     error: LlamasupError
 
 

@@ -24,6 +24,7 @@ from llamasup.core.pool.model_states import (
     Measured,
     Model,
     ModelState,
+    ProcessesFact,
     ProcessesFailed,
     ProcessesReleased,
     ProcessesServing,
@@ -35,6 +36,7 @@ from llamasup.core.pool.model_states import (
     RetryRequested,
     RolloutStep,
     Sized,
+    SizingFact,
     SizingFailed,
     SpecChanged,
     SpecUpdated,
@@ -190,16 +192,16 @@ def place_of(model: Model) -> Place:
 
 def is_stale(model: Model, event: Event) -> bool:
     match event:
-        case Sized(ticket) | SizingFailed(ticket) | DownloadProgressed(ticket):
+        case SizingFact(ticket):
             return model.sizing is None or model.sizing.ticket != ticket
-        case ProcessesStarting(id_) | ProcessesServing(id_) | ProcessesFailed(id_) | Measured(id_):
-            return id_ not in _ids(model, stopping=False)
+        case ProcessesReleased(id_):
+            return id_ not in _ids(model, stopping=True)
         case Proven(id_):
             return place_of(model) is not RolloutStep.PROVING or not _is_current(model, id_)
         case Disproven(id_):
             return not is_proof_under_way(model) or not _is_current(model, id_)
-        case ProcessesReleased(id_):
-            return id_ not in _ids(model, stopping=True)
+        case ProcessesFact(id_):
+            return id_ not in _ids(model, stopping=False)
         case _:
             return False
 
