@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from llamasup.core.planning.facts import Launch
 from llamasup.core.planning.memory.shares import RAM
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.pool.catalog.memory_view import HeldByModel, HeldByProcess, memory_view
 from llamasup.core.pool.catalog.status import state_of_managed
-from llamasup.core.pool.memory_view import HeldByModel, HeldByProcess, memory_view
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.hardware.devices import Device, with_nvml_memory

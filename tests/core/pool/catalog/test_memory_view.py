@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.planning.memory.estimate import FreeMemory, MemoryEstimate, Part
-from llamasup.core.pool.memory_view import HeldByModel, HeldByProcess, memory_view, predicted_on
+from llamasup.core.pool.catalog.memory_view import HeldByModel, HeldByProcess, memory_view, predicted_on
 from llamasup.core.system.hardware.devices import Device
 
 RAM = Device("ram", "", 64, 32, shares_host_memory=True)
