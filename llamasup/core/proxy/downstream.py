@@ -34,7 +34,7 @@ from llamasup.core.proxy.routing import (
     lease_for,
     unknown_path,
 )
-from llamasup.core.proxy.translation import Translation
+from llamasup.core.proxy.stages import Translation
 from llamasup.core.proxy.upload import Upload, may_upload, refused_file
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Lease

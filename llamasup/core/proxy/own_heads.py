@@ -10,8 +10,9 @@ from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.redaction import whole_and_plain
 from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.stages import ResponseReceiver
 from llamasup.core.proxy.upload import Upload
-from llamasup.core.proxy.upstream.connection import ResponseReceiver, Upstream
+from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.proxy.waiting import Waiting
 from llamasup.core.queueing.endpoint import Endpoint
 

@@ -20,8 +20,7 @@ from llamasup.core.queueing.queue_order import granted
 from llamasup.core.queueing.suspects import Suspicion
 
 if TYPE_CHECKING:
-    from llamasup.core.proxy.stages import BegunStream, KeptStream, SecondTry
-    from llamasup.core.proxy.translation import Translation
+    from llamasup.core.proxy.stages import BegunStream, KeptStream, SecondTry, Translation
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 

@@ -13,15 +13,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.http.chunks import Dechunker, chunk
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.core.http.heads import HttpError, error_body
 from llamasup.core.http.sse import error_event
-from llamasup.core.proxy.answers.redacted_body import RedactedBody
+from llamasup.core.models.redaction import without_folders
 from llamasup.core.proxy.interfaces import ClientConnection
 from llamasup.core.proxy.own_heads import response_head
 from llamasup.core.proxy.request import Request
-from llamasup.core.proxy.stages import AnswerHead, KeptStream
-from llamasup.core.proxy.translation import ResponseForm, Translation
+from llamasup.core.proxy.stages import AnswerHead, KeptStream, ResponseForm, Translation
 from llamasup.core.proxy.waiting import Waiting
 from llamasup.core.queueing.endpoint import Endpoint
 
@@ -65,7 +64,7 @@ class Response:
         self._request = request
         self._waiting = waiting
         self._on_error = on_error
-        self._redacted: RedactedBody | None = None
+        self._redacted: _RedactedBody | None = None
 
     def begin(
         self, head: AnswerHead, framing: bytes | None, kept: KeptStream | None, sent_at: float
@@ -98,7 +97,7 @@ class Response:
             framing, write = None, Dechunker(write).write
         if request.head.route.has_paths and request.hides_paths:
             rechunk = is_chunked and not request.http_1_0
-            self._redacted = RedactedBody(downstream.send, is_chunked=is_chunked, rechunk=rechunk)
+            self._redacted = _RedactedBody(downstream.send, is_chunked=is_chunked, rechunk=rechunk)
             write = self._redacted.add
         downstream.send(
             response_head(
@@ -211,3 +210,29 @@ def kept_stream(
     if head.status == 200 and is_chunked and request.replayable and downstream.proxy.stages.keep is not None:
         request.kept_stream = downstream.proxy.stages.keep(downstream, request, *times)
     return request.kept_stream
+
+
+class _RedactedBody:
+    """Buffers a complete answer, and forwards it without the folders of this machine.
+
+    Its size depends on the chat template of the model; clients cannot choose it.
+    """
+
+    __slots__ = ("_add", "_pieces", "_rechunk", "_write")
+
+    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, rechunk: bool) -> None:
+        self._write = write
+        self._rechunk = rechunk
+        self._pieces: list[bytes] = []
+        self._add = Dechunker(self._pieces.append).write if is_chunked else self._pieces.append
+
+    def add(self, data: bytes) -> None:
+        if data:
+            self._add(data)
+
+    def send(self) -> None:
+        body = without_folders(b"".join(self._pieces))
+        if self._rechunk:
+            body = (chunk(body) if body else b"") + LAST_CHUNK
+        if body:
+            self._write(body)

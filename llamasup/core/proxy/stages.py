@@ -1,4 +1,4 @@
-"""Protocols: the stages through which some answers pass, and what a stage sees of its exchange.
+"""Protocols: what receives an answer, the stages through which some pass, and what they see of an exchange.
 
 A request that needs no stage has none of these objects. ``AnswerStages`` (``interfaces.py``) makes the stages
 of features, which the core does not know.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from msgspec import Struct
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.sse import TokenCounts
@@ -37,6 +39,53 @@ class AnswerHead(Protocol):
     def disable_keepalive(self) -> None: ...
 
     def abort(self) -> None: ...
+
+
+class ResponseReceiver(Protocol):
+    """Receives the response to the request that an upstream connection carries."""
+
+    answered: bool
+    """Whether a byte of the response has come; set by the connection."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the request is a HEAD request, so that its response has no body."""
+        ...
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether the request can be sent again as long as the client has received nothing."""
+        ...
+
+    def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
+        """The head is complete; ``body`` came with it. ``framing``: the header that says where the body ends;
+        None: it ends where the connection ends.
+        """
+        ...
+
+    def relay(self, data: bytes) -> None:
+        """More bytes of the body."""
+        ...
+
+    def last_bytes(self) -> bytes:
+        """The end of the received body, for a response whose last bytes arrive in pieces."""
+        ...
+
+    def finished(self) -> None:
+        """The response is complete."""
+        ...
+
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
+        """The response cannot be completed; ``closed``: because the connection ended."""
+        ...
+
+    def upload_pauses(self) -> None:
+        """The child does not read the request's body as fast as it arrives."""
+        ...
+
+    def upload_resumes(self) -> None:
+        """The child reads again."""
+        ...
 
 
 class BegunStream(Protocol):
@@ -128,6 +177,67 @@ class KeptStream(BegunStream, Protocol):
 
     def end(self) -> None:
         """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
+        ...
+
+
+class Answered(Struct, frozen=True):
+    """How a response ended. ``complete``: the answer of llama-server could be translated to its end.
+    ``framed``: the response has its last byte; otherwise the connection closes, so that it looks incomplete.
+    """
+
+    status: int
+    complete: bool = True
+    framed: bool = True
+
+
+class ResponseForm(Struct, frozen=True):
+    """How the response to a client is framed. ``lines``: the header lines of llamasup. ``load_s``: how long
+    the request waited for a load.
+    """
+
+    lines: bytes
+    http_1_0: bool = False
+    close: bool = False
+    load_s: float = 0.0
+
+
+class Translation(Protocol):
+    """One request of another API, and its answer."""
+
+    def admit(self, endpoint: Endpoint) -> HttpError | None:
+        """Called before each attempt to send the request to ``endpoint``. Returns the refusal if that server
+        cannot serve it so.
+        """
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a byte of the response has been sent."""
+        ...
+
+    def begin(
+        self,
+        write: Callable[[bytes], None],
+        status: int,
+        form: ResponseForm,
+        *,
+        is_chunked: bool,
+        streams_events: bool,
+        end: Callable[[], None],
+    ) -> Callable[[bytes], None]:
+        """llama-server's answer begins. Returns the function that takes its body, as framed by llama-server.
+
+        ``write`` sends to the client. ``end`` is called once the response has ended with an error before the
+        answer is complete: the server shall not go on.
+        """
+        ...
+
+    def finish(self) -> Answered:
+        """The answer is complete: send what is left."""
+        ...
+
+    def fail(self, error: bytes) -> None:
+        """End a response that has begun with this error body: the connection closes after it."""
         ...
 
 

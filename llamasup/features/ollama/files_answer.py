@@ -14,7 +14,7 @@ import msgspec
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.core.http.heads import HttpError, response
 from llamasup.core.models.redaction import redact_paths
-from llamasup.core.proxy.translation import Answered, ResponseForm
+from llamasup.core.proxy.stages import Answered, ResponseForm
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.answer_format import error_line, error_text
 from llamasup.features.ollama.events import EVENT, Events

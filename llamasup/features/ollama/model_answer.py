@@ -17,7 +17,7 @@ from msgspec import Struct
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.core.http.heads import HttpError, response, status_line
 from llamasup.core.models.spec import KeepResult
-from llamasup.core.proxy.translation import Answered, ResponseForm
+from llamasup.core.proxy.stages import Answered, ResponseForm
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.answer_format import (
     BrokenAnswer,

@@ -1,0 +1,1 @@
+"""Writes comments to streams that wait, and counts the tokens of answers. Changes no answer."""

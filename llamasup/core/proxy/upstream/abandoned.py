@@ -14,6 +14,7 @@ from typing import Final
 
 from llamasup.core.auth.quota import tokens_made_in
 from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.stages import AnswerHead
 from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.unavailable import Unavailable
@@ -71,7 +72,7 @@ class Abandoned:
 
     # --- from the upstream connection
 
-    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+    def begin(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
         """Ignored: the client has disconnected."""
 
     def relay(self, data: bytes) -> None:

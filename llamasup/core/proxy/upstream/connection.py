@@ -17,11 +17,19 @@ import httptools
 from llamasup.core.http.head_cache import KnownHead, compile_head
 from llamasup.core.http.heads import HeadRules, RawHeaders
 from llamasup.core.http.response_heads import read_response_headers
-from llamasup.core.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
 from llamasup.core.proxy.outbox import Outbox
+from llamasup.core.proxy.stages import ResponseReceiver
+from llamasup.core.proxy.upstream.response_framing import (
+    CHUNKED,
+    EMPTY,
+    LENGTH,
+    UNTIL_CLOSE,
+    WITHOUT_BODY,
+    Framing,
+    ends_with_body,
+    framing_of,
+)
 from llamasup.core.system.native import native
-
-__all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
 REQUESTS_PER_CONNECTION: Final = 100  # of llama-server
 COPY_BYTES: Final = 64 * 1024  # a smaller body is copied to its head: cheaper than a second system call
@@ -29,53 +37,6 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _BODY_DECIDES: Final = (500, 503)  # a shared context is full; a node refuses a request that ends servers
 LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more than the kernel buffers
 _STATUSES_WITHOUT_BODY: Final = tuple(b"%d" % status for status in WITHOUT_BODY)
-
-
-class ResponseReceiver(Protocol):
-    """Receives the response to the request that an upstream connection carries."""
-
-    answered: bool
-    """Whether a byte of the response has come; set by the connection."""
-
-    @property
-    def is_head(self) -> bool:
-        """Whether the request is a HEAD request, so that its response has no body."""
-        ...
-
-    @property
-    def is_replayable(self) -> bool:
-        """Whether the request can be sent again as long as the client has received nothing."""
-        ...
-
-    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
-        """The head is complete; ``body`` came with it. ``framing``: the header that says where the body ends;
-        None: it ends where the connection ends.
-        """
-        ...
-
-    def relay(self, data: bytes) -> None:
-        """More bytes of the body."""
-        ...
-
-    def last_bytes(self) -> bytes:
-        """The end of the received body, for a response whose last bytes arrive in pieces."""
-        ...
-
-    def finished(self) -> None:
-        """The response is complete."""
-        ...
-
-    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
-        """The response cannot be completed; ``closed``: because the connection ended."""
-        ...
-
-    def upload_pauses(self) -> None:
-        """The child does not read the request's body as fast as it arrives."""
-        ...
-
-    def upload_resumes(self) -> None:
-        """The child reads again."""
-        ...
 
 
 class ConnectionPool(Protocol):
@@ -226,10 +187,6 @@ class Upstream(asyncio.Protocol):
         self.transport.abort()
 
     @property
-    def _is_encrypted(self) -> bool:
-        return self.transport.get_extra_info("ssl_object") is not None
-
-    @property
     def request_sent(self) -> bool:
         """Whether the request was sent to its last byte, so that the child may work on it."""
         return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
@@ -273,10 +230,9 @@ class Upstream(asyncio.Protocol):
                 self._finish(exchange)
             else:
                 self._broken(exchange, "sent more than its response")
+        elif self._framing is None and self._head_held:
+            self._release_head(exchange, data)
         elif self._framing is None:
-            if self._head_held:
-                self._release_head(exchange, data)
-                return
             known = self.pool.known_head
             if known is None or self._partial_head or exchange.is_head:
                 self._head_received(exchange, data)
@@ -301,20 +257,19 @@ class Upstream(asyncio.Protocol):
 
     def eof_received(self) -> None:
         exchange = self.exchange
-        if exchange is None:
-            return
-        if self._framing is UNTIL_CLOSE:
+        if exchange is not None and self._framing is UNTIL_CLOSE:
             self._keep_alive = False
             self._finish(exchange)
-        else:
-            self._closed_early(exchange, "closed the connection")
+        elif exchange is not None:
+            self._broken(exchange, "closed the connection", closed=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.exchange is not None and exc is not None and not self._is_encrypted:
+        is_encrypted = self.transport.get_extra_info("ssl_object") is not None
+        if self.exchange is not None and exc is not None and not is_encrypted:
             self._read_unread()
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
-            self._closed_early(self.exchange, why)
+            self._broken(self.exchange, why, closed=True)
         self.pool.closed(self)
         # The parser holds our methods, a cycle for the garbage collector.
         del self._feed, self._parser
@@ -355,8 +310,7 @@ class Upstream(asyncio.Protocol):
 
     def _head_received(self, exchange: ResponseReceiver, data: bytes) -> None:
         exchange.answered = True
-        if self._partial_head:
-            data, self._partial_head = self._partial_head + data, b""
+        data, self._partial_head = self._partial_head + data, b""
         end = data.find(b"\r\n\r\n")
         while data.startswith(b"HTTP/1.1 1") and end >= 0:  # 100, 102 and 103 are ignored (RFC 9110 §15.2)
             if data.startswith(b"HTTP/1.1 101"):
@@ -518,13 +472,9 @@ class Upstream(asyncio.Protocol):
                 self.data_received(rest)
 
     def _ends_cleanly(self, exchange: ResponseReceiver, data: bytes) -> bool:
-        """Whether a chunked body that the parser found complete ends where ``data`` ends (RFC 9112 §7.1).
-
-        A last chunk or trailer ends with one empty line. After it the parser would skip stray line ends, and
-        begin a next response.
-        """
+        """Whether a chunked body that the parser found complete ends where ``data`` ends."""
         end = data if len(data) >= 5 else exchange.last_bytes() + data
-        return not self._untrusted and end.endswith(b"\r\n\r\n") and end[-5:-4] not in (b"\r", b"\n")
+        return not self._untrusted and ends_with_body(end)
 
     def _finish(self, exchange: ResponseReceiver) -> None:
         """The response is complete: return the connection to the pool, then finish the exchange."""
@@ -545,10 +495,6 @@ class Upstream(asyncio.Protocol):
         self._reset()
         exchange.finished()
 
-    def _closed_early(self, exchange: ResponseReceiver, reason: str) -> None:
+    def _broken(self, exchange: ResponseReceiver, reason: str, *, closed: bool = False) -> None:
         self.abort()
-        exchange.upstream_broke(reason, closed=True)
-
-    def _broken(self, exchange: ResponseReceiver, reason: str) -> None:
-        self.abort()
-        exchange.upstream_broke(reason)
+        exchange.upstream_broke(reason, closed=closed)

@@ -1,11 +1,9 @@
-"""Where the body of a response ends (RFC 9112 §6.3, pure)."""
+"""Finds where the body of a response ends (RFC 9112 §6.3, pure)."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Final
-
-__all__ = ["CHUNKED", "EMPTY", "LENGTH", "UNTIL_CLOSE", "WITHOUT_BODY", "Framing", "framing_of"]
 
 WITHOUT_BODY: Final = (204, 304)  # whatever their Content-Length or Transfer-Encoding announces
 MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20; the parser accepts any number of zeros before them
@@ -45,3 +43,12 @@ def framing_of(
     if len(length) > MAX_LENGTH_DIGITS:  # rule 5
         return "sent a Content-Length with too many digits"
     return LENGTH  # rule 6
+
+
+def ends_with_body(end: bytes) -> bool:
+    """Whether a complete chunked body ends where these last bytes end (RFC 9112 §7.1).
+
+    A last chunk or trailer ends with one empty line. After it the parser of httptools would skip stray line
+    ends, and begin a next response.
+    """
+    return end.endswith(b"\r\n\r\n") and end[-5:-4] not in (b"\r", b"\n")

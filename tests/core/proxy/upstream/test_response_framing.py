@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, Framing, framing_of
+from llamasup.core.proxy.upstream.response_framing import (
+    CHUNKED,
+    EMPTY,
+    LENGTH,
+    UNTIL_CLOSE,
+    Framing,
+    framing_of,
+)
 
 
 @pytest.mark.parametrize(
