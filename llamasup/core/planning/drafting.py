@@ -16,7 +16,7 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.gguf.tensor_types import kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.measured.draft_acceptance import DraftCounts, acceptance
+from llamasup.core.planning.measured.load_history import DraftCounts, acceptance
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.settings.model import Settings
 from llamasup.errors import DraftMismatch, UsageInvalid

@@ -41,8 +41,7 @@ from llamasup.core.planning.machine_flags import (
     why_no_priority,
     why_no_repack,
 )
-from llamasup.core.planning.measured.draft_acceptance import DraftCounts, counts_for
-from llamasup.core.planning.measured.load_history import LoadHistory, runtime_id
+from llamasup.core.planning.measured.load_history import DraftCounts, LoadHistory, counts_for, runtime_id
 from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.core.planning.memory.kv_cache import ContextShape

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from llamasup.core.llama_server.plan_limits import Change, Reduction
 from llamasup.core.planning.ladder import changes
-from llamasup.core.planning.measured.draft_acceptance import DraftCounts
+from llamasup.core.planning.measured.load_history import DraftCounts
 from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import MemoryEstimate, memory_rows
 from llamasup.core.planning.plan import LaunchPlan

@@ -43,8 +43,9 @@ from llamasup.core.planning.ladder import (
     with_failed_starts,
     without_result,
 )
-from llamasup.core.planning.measured.draft_acceptance import DraftCounts, add_counts
 from llamasup.core.planning.measured.load_history import (
+    DraftCounts,
+    add_counts,
     add_measurement,
     add_served,
     forget_crashes,

@@ -30,7 +30,7 @@ from llamasup.core.llama_server.log_lines import (
     read_line,
 )
 from llamasup.core.llama_server.rpc.in_use import USED
-from llamasup.core.planning.measured.draft_acceptance import acceptance, is_low
+from llamasup.core.planning.measured.load_history import acceptance, is_low
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 from llamasup.core.supervision import states

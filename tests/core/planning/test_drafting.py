@@ -13,8 +13,7 @@ from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.drafting import Drafter, no_drafts, shape_with_drafts
-from llamasup.core.planning.measured.draft_acceptance import DraftCounts
-from llamasup.core.planning.measured.load_history import LoadHistory, runtime_id
+from llamasup.core.planning.measured.load_history import DraftCounts, LoadHistory, runtime_id
 from llamasup.core.planning.measured.tuned import Changes, Measured
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.planning.plan import LaunchPlan
