@@ -1,4 +1,4 @@
-"""Reports a plan: as JSON, by what it reduces, and by the error if it does not fit (pure)."""
+"""The reports of a plan: its JSON object, what it reduces, and the error if it does not fit (pure)."""
 
 from __future__ import annotations
 
