@@ -20,6 +20,7 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.models.names import file_id
+from llamasup.core.planning.projectors import has_projector_name
 from llamasup.core.settings.names import why_not_a_name
 from llamasup.errors import LlamasupError
 
@@ -63,7 +64,7 @@ def current_files(
     chosen: dict[tuple[str, ...], str] = {}
     for _, _, path, where in sorted(of_hub, key=lambda entry: entry[:3]):
         # The quantization identifies a file that was renamed or split.
-        tag = quant_tag(where.file) if _is_model(where.file) else ""
+        tag = "" if has_projector_name(where.file) else quant_tag(where.file)
         keys = [
             (where.folder, "file", where.file),
             *([(where.folder, "tag", tag)] if tag else []),
@@ -92,7 +93,7 @@ def ids_of(
     tags = {
         path: (where.repo, quant_tag(where.file))
         for path, where in locations.items()
-        if where and _is_model(where.file)
+        if where and not has_projector_name(where.file)
     }
     everywhere = Counter(tags.values())
     sound = Counter(tag for path, tag in tags.items() if path not in broken)
@@ -141,10 +142,6 @@ def _repo_file(path: str, prefixes: Mapping[str, str]) -> _RepoFile | None:
     if len(folders) == 2:
         return None
     return _RepoFile("/".join(folders[:2]), "/".join(folders[2:]), certain=False)
-
-
-def _is_model(file: str) -> bool:
-    return "mmproj" not in PurePosixPath(file).name.lower()
 
 
 FileState = tuple[str, int, int]

@@ -17,6 +17,7 @@ from llamasup.core.gguf.facts import PURPOSES, is_served
 from llamasup.core.models.found import FoundModel
 from llamasup.core.models.names import NameIndex, pattern
 from llamasup.core.models.rules import ModelRule, Problem
+from llamasup.core.planning.projectors import has_projector_name
 from llamasup.core.settings.model import OF_NAME, ModelSettings
 from llamasup.core.system.text import one_of_these
 from llamasup.errors import LlamasupError
@@ -118,8 +119,7 @@ class FoundIndex:
         self.broken.add(key_of(file))
         names = tuple(own for own in file.ids[:1] if own not in sound)
         self.problems.append(_broken(file.outcome, names, file.path))
-        # The name of an unreadable file decides.
-        return "mmproj" not in Path(file.path).name.lower()
+        return not has_projector_name(file.path)
 
 
 class NameBinder(Struct):

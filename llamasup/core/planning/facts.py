@@ -29,6 +29,7 @@ from llamasup.core.planning.projectors import (
     Candidate,
     Pairing,
     chosen_by_user,
+    has_projector_name,
     is_of_quantization,
     pair_projector,
     place_of,
@@ -66,7 +67,7 @@ def sibling_projectors(
 
 
 def _read_projectors(paths: Sequence[Path], cache_folder: Path | None) -> tuple[list[Candidate], list[str]]:
-    projectors = [path for path in paths if "mmproj" in path.name.lower()]
+    projectors = [path for path in paths if has_projector_name(path.name)]
     candidates = []
     for path in projectors[:_MAX_PROJECTORS]:
         try:

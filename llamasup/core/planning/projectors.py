@@ -241,9 +241,9 @@ def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) ->
             others = above + of_quantizations[place.parent]
         if not candidates:
             continue
-        others = [path for path in others if not _is_named(path)]
+        others = [path for path in others if not has_projector_name(path)]
         for path in paths:
-            if _is_named(path) or path not in models or models[path].model_class not in SEEING:
+            if has_projector_name(path) or path not in models or models[path].model_class not in SEEING:
                 continue
             neighbours = (other for other in others if other != path)
             found = pair_projector(models[path], path, candidates, neighbours, where=where)
@@ -256,9 +256,10 @@ def _candidates(paths: Iterable[str], models: Mapping[str, ModelFacts]) -> list[
     return [
         Candidate(path, models[path])
         for path in paths
-        if _is_named(path) and path in models and models[path].model_class is ModelClass.PROJECTOR
+        if has_projector_name(path) and path in models and models[path].model_class is ModelClass.PROJECTOR
     ]
 
 
-def _is_named(path: str) -> bool:
+def has_projector_name(path: str) -> bool:
+    """Whether the file is named like a projector. The name of an unreadable file decides what it is."""
     return "mmproj" in PurePath(path).name.lower()
