@@ -16,6 +16,7 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.gguf.tensor_types import kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.inputs import absolute_path
 from llamasup.core.planning.measured.load_history import DraftCounts, acceptance
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.settings.model import Settings
@@ -336,10 +337,9 @@ def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) 
             f"{_ASKED} is not possible: this llama-server ({capabilities.version}) does not draft",
             remedy="use a build with --spec-type or --draft-max (--runtime)",
         )
-    if not drafter.extra_args:
-        if drafter.path is not None and not PurePath(drafter.path).root:
-            raise ValueError(f"the path of draft_model must be absolute here: {drafter.path!r}")
-        line.give(DRAFT_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
+    if drafter.path is not None and not drafter.extra_args:
+        path = absolute_path("draft_model", drafter.path)
+        line.give(DRAFT_MODEL, path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
 
 
 def _give_type(line: CommandLine, drafter: Drafter, seen: str) -> None:

@@ -6,6 +6,7 @@ docs/planning.md gives the reasons for the starting values, with the measurement
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -84,6 +85,13 @@ class SizeInputs(Struct, frozen=True):
     def sets_length(self) -> bool:
         """Whether the user set the length of the context."""
         return self.settings.ctx_size is not None or self.extra_args.has("--ctx-size")
+
+
+def absolute_path(setting: str, path: str) -> str:
+    """Return ``path``, which cannot be read as a flag. The caller has made it absolute: that is an effect."""
+    if not PurePath(path).root:
+        raise ValueError(f"the path of {setting} must be absolute here: {path!r}")
+    return path
 
 
 def out_of_range(option: str, value: object, allowed: str) -> UsageInvalid:

@@ -8,7 +8,6 @@ user's own setting needs it, ``plan`` raises an error. Reasons are clauses in lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -26,7 +25,7 @@ from llamasup.core.planning.checkpoints import give_checkpoints
 from llamasup.core.planning.child_address import give_address, key_variable
 from llamasup.core.planning.context import give_context
 from llamasup.core.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
-from llamasup.core.planning.inputs import Preferences, preferences
+from llamasup.core.planning.inputs import Preferences, absolute_path, preferences
 from llamasup.core.planning.kv_type import give_kv_cache
 from llamasup.core.planning.machine_flags import (
     WHY_SPIN,
@@ -339,9 +338,7 @@ def _environment(chosen: _Choices) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _give_model(line: CommandLine, chosen: _Choices) -> None:
-    model, path = chosen.facts.model, chosen.facts.model_path
-    if not PurePath(path).root:  # else it could be read as a flag; making it absolute is an effect
-        raise ValueError(f"the path of model must be absolute here: {path!r}")
+    model, path = chosen.facts.model, absolute_path("model", chosen.facts.model_path)
     line.give(
         "--model", path, "the requested model" + ("" if model.known else f"; {UNKNOWN}"), essential=True
     )

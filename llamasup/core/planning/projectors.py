@@ -19,6 +19,7 @@ from llamasup.core.gguf.tensor_types import PREFERRED_TYPES, name_words
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.inputs import absolute_path
 from llamasup.core.planning.model_class_rules import served_as
 from llamasup.core.settings.model import Settings
 from llamasup.errors import ProjectorMismatch, UsageInvalid
@@ -173,12 +174,10 @@ def give_projector(
     b11434 embeds images too (``multimodal_data`` at /embeddings), and reranks only strings [run].
     """
     if settings.mmproj is not None:
-        if not PurePath(settings.mmproj).root:
-            raise ValueError(f"the path of mmproj must be absolute here: {settings.mmproj!r}")
         why = f"set with {_FLAG}"
         if serves is ModelClass.ENCODER:
             why += ", to embed images too"
-        line.give(_FLAG, settings.mmproj, why + _FFMPEG[has_ffmpeg], asked=_FLAG)
+        line.give(_FLAG, absolute_path("mmproj", settings.mmproj), why + _FFMPEG[has_ffmpeg], asked=_FLAG)
     elif found is not None and found.projector is not None and serves is ModelClass.RERANKER:
         line.leave_out(_FLAG, "a reranker reads only text")
     elif found is not None and found.projector is not None:
