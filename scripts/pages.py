@@ -1,15 +1,22 @@
-"""Lets scripts replace the text between two marks in a page of docs/."""
+"""Replace the text between two marks in a page of the docs, and format Markdown tables."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["keep_current", "main_of", "renewed", "write_between"]
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 
 Marks = tuple[str, str]
+
+
+def marks_of(name: str, command: str, *, python: bool = False) -> Marks:
+    """The lines around the part ``name`` of a page, or of a Python class: the first names the command."""
+    if python:
+        return f"    # {name}: {command}", f"    # end of {name}"
+    return f"<!-- {name}: {command} -->", f"<!-- end of {name} -->"
 
 
 def renewed(page: str, marks: Marks, text: str) -> str:
@@ -17,41 +24,43 @@ def renewed(page: str, marks: Marks, text: str) -> str:
     before, begin, rest = page.partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not (begin and end):
-        raise ValueError(f"there are no {' and '.join(marks)}")
+        raise ValueError(f"the marks {' and '.join(marks)} are missing")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def write_between(path: Path, marks: Marks, text: str) -> None:
-    """Replace the text. Ends the script if the page lacks the marks."""
+    """Replace the text. Exits if the page lacks the marks."""
     try:
         path.write_text(renewed(path.read_text("utf-8"), marks, text), "utf-8")
     except ValueError as error:
         raise SystemExit(f"{path}: {error}") from error
 
 
-def keep_current(path: Path, marks: Marks, text: str, *, check: bool) -> int:
-    """Update the page or, with ``check``, only compare it. Returns the exit code: 1 stale, 2 no marks."""
-    page = path.read_text("utf-8")
+def keep_current(path: Path, marks: Marks | None, text: str, check: bool, command: str) -> int:
+    """Update a page or, with ``check``, only compare it. Without marks, the text is the whole file.
+
+    Returns the exit code: 1 stale, 2 no marks. ``command`` is what updates the page.
+    """
+    page = path.read_text("utf-8") if path.exists() else ""
     try:
-        new = renewed(page, marks, text)
+        new = text if marks is None else renewed(page, marks, text)
     except ValueError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 2
     if new == page:
         return 0
     if check:
-        print(f"{path} is stale: run python {sys.argv[0]}", file=sys.stderr)
+        print(f"{path} is stale: run {command}", file=sys.stderr)
         return 1
     path.write_text(new, "utf-8")
     return 0
 
 
-def main_of(description: str | None, doc: Path, marks: Marks, text: Callable[[], str]) -> int:
-    """The command of a script that keeps ``text`` current in a page. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--doc", type=Path, default=doc)
-    options = parser.parse_args()
-    return keep_current(options.doc, marks, text(), check=options.check)
+def aligned_table(cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are also aligned in its source; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

@@ -269,7 +269,9 @@ def main() -> int:
     options = parser.parse_args()
     text = table(turns=options.turns, seeds=options.seeds)
     print(text)
-    return 0 if options.print else keep_current(DOC, MARKS, text, check=options.check)
+    return (
+        0 if options.print else keep_current(DOC, MARKS, text, options.check, "scripts/simulate_affinity.py")
+    )
 
 
 if __name__ == "__main__":

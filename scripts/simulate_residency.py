@@ -315,7 +315,11 @@ def main() -> int:
     options = parser.parse_args()
     tables = text(seeds=options.seeds, requests=options.requests)
     print(tables)
-    return 0 if options.print else keep_current(DOC, MARKS, tables, check=options.check)
+    return (
+        0
+        if options.print
+        else keep_current(DOC, MARKS, tables, options.check, "scripts/simulate_residency.py")
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Declares the settings of a model as keyword arguments, for type checkers.
 
-``scripts/config_tables.py`` writes the fields from their declarations in ``settings/model.py``.
+``scripts/docs.py`` writes the fields from their declarations in ``settings/model.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 class ModelArguments(TypedDict, total=False):
     """The settings of a model as in a config (docs/configuration.md); times in seconds. None: unset."""
 
-    # settings: scripts/config_tables.py
+    # arguments: scripts/docs.py
     ctx_size: int | None
     parallel: int | None
     gpu_layers: int | Literal["auto", "all"] | None
@@ -45,4 +45,4 @@ class ModelArguments(TypedDict, total=False):
     repair: Literal["off", "tools", "json", "both"] | None
     drain_timeout_s: float | None
     aliases: Sequence[str] | None
-    # end of settings
+    # end of arguments

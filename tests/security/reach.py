@@ -1,7 +1,7 @@
 """What each right reaches: the threat model of docs/security.md, as data.
 
 ``tests/e2e/test_reach.py`` tries every row with every right at a running llamasup, and
-``scripts/security_table.py`` writes the rows into the page.
+``scripts/docs.py`` writes the rows into the page.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from llamasup.core.settings.kinds import Many, Named, Section
 from llamasup.core.settings.model import ModelEntry
 from tests.core.config.reading import issues_of
 from tests.kit.paths import ROOT
-from tests.kit.script import run_script
 
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -128,9 +127,3 @@ def test_extra_needs_a_list() -> None:
 
     assert isinstance(kind, Many)
     assert not kind.or_one
-
-
-def test_tables_in_the_documentation_are_current() -> None:
-    checked = run_script("config_tables.py", "--check")
-
-    assert (checked.returncode, checked.stderr) == (0, "")

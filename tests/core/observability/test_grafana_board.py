@@ -1,12 +1,10 @@
-"""The Grafana board of configs/grafana/: it is current, and its queries name what /metrics has."""
+"""The Grafana board of configs/grafana/: its queries name what /metrics has."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import promql_parser
@@ -15,9 +13,8 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from llamasup.core.observability.prometheus import own_families
-from scripts import grafana_board
+from scripts.generated import grafana_board
 from tests.kit.paths import ROOT
-from tests.kit.script import run_script
 
 TARGET = {"instance", "job"}  # labels that Prometheus itself adds
 
@@ -93,23 +90,6 @@ def targets() -> Iterator[tuple[str, str, str]]:
     for panel in board()["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"], target["legendFormat"]
-
-
-write = partial(run_script, "grafana_board.py")
-
-
-def test_the_board_is_current() -> None:
-    done = write("--check")
-    assert done.returncode == 0, done.stderr
-
-
-def test_stale_board_is_detected_and_rewritten(tmp_path: Path) -> None:
-    stale = tmp_path / "board.json"
-    stale.write_text(grafana_board.BOARD.read_text("utf-8").replace("llamasup_queued", "llamasup_waiting"))
-    done = write("--check", "--board", str(stale))
-    assert (done.returncode, "is stale" in done.stderr) == (1, True)
-    assert write("--board", str(stale)).returncode == 0
-    assert stale.read_bytes() == grafana_board.BOARD.read_bytes()
 
 
 def test_every_query_names_only_metrics_and_labels_that_exist() -> None:

@@ -9,7 +9,7 @@ from llamasup.core.models.spec import Stay
 from llamasup.core.pool.answers import downloading, pause_of, reason_of
 from llamasup.core.pool.model_states import Model, ModelState, Rollout, RolloutStep, Sizing
 from llamasup.core.queueing.unavailable import Unavailable
-from scripts.pool_diagram import ANSWER, ERROR, SPECS
+from scripts.generated.pool_states import ANSWER, ERROR, SPECS
 
 MODEL = Model(SPECS[0])
 SWAP = Rollout(RolloutStep.STARTING)

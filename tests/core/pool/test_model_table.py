@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
@@ -38,9 +37,10 @@ from llamasup.core.pool.model_table import TABLE, InvalidModelEvent, Place, adva
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.events import LoadFailed
 from llamasup.errors import DoesNotFit
-from scripts import pool_diagram
-from scripts.pool_diagram import ANSWER, ERROR, SPECS, UNPROVEN, Plan, reachable
-from tests.kit.script import run_script
+from scripts import docs
+from scripts.generated import pool_states
+from scripts.generated.pool_states import ANSWER, ERROR, SPECS, UNPROVEN, Plan, reachable
+from tests.kit.paths import ROOT
 
 PROVEN_OR_NOT = (*SPECS, UNPROVEN)
 BY_COMMAND = tuple(replace(spec, stay=Stay(by_command=True)) for spec in SPECS)
@@ -183,22 +183,8 @@ def test_invariants_hold_in_every_reachable_state(specs: tuple[ModelSpec, ...]) 
 
 def test_diagram_in_docs_matches_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The diagram has an edge for each kind of transition."""
-    monkeypatch.setattr(pool_diagram, "reachable", lambda specs: sweep(specs).kinds)
-    text = pool_diagram.DOC.read_text("utf-8")
-    begin, end = pool_diagram.MARKS
-    assert text.partition(begin)[2].partition(end)[0].strip() == pool_diagram.diagram()
-
-
-@pytest.mark.extended
-def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
-    stale = tmp_path / "design.md"
-    stale.write_text(
-        pool_diagram.DOC.read_text("utf-8").replace("absent --> loading: Load", "absent --> loading: Other")
-    )
-    done = run_script("pool_diagram.py", "--check", "--doc", str(stale))
-    assert (done.returncode, "is stale" in done.stderr) == (1, True)
-    assert run_script("pool_diagram.py", "--doc", str(stale)).returncode == 0
-    assert stale.read_text("utf-8") == pool_diagram.DOC.read_text("utf-8")
+    monkeypatch.setattr(pool_states, "reachable", lambda specs: sweep(specs).kinds)
+    assert docs.keep("pool-states", ROOT, check=True) == 0
 
 
 def test_event_without_row_is_an_error_that_names_both() -> None:

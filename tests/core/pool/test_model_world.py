@@ -52,7 +52,7 @@ from llamasup.core.pool.model_states import (
     phase_of,
 )
 from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
-from scripts.pool_diagram import ANSWER, ERROR, Plan
+from scripts.generated.pool_states import ANSWER, ERROR, Plan
 from tests.kit.extent import examples
 
 NAMES = st.sampled_from("abc")

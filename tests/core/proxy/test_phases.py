@@ -6,7 +6,6 @@ import pytest
 
 from llamasup.core.proxy.phases import BUSY, PAUSED, PHASES, Phase, longest_s
 from llamasup.core.proxy.settings import Limits
-from tests.kit.script import run_script
 
 
 def test_every_phase_has_a_rule() -> None:
@@ -22,8 +21,3 @@ def test_phase_ends_unless_somebody_else_limits_it(phase: Phase) -> None:
         assert longest_s(phase, limits) <= 4.0  # a limit of the configuration, not of the table
     else:
         assert not PHASES[phase].part
-
-
-def test_table_in_the_documentation_is_current() -> None:
-    checked = run_script("phases_table.py", "--check")
-    assert (checked.returncode, checked.stderr) == (0, "")

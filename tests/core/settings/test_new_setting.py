@@ -87,7 +87,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = declarations.read_text()
     assert text.count(_BEFORE) == 1
     declarations.write_text(text.replace(_BEFORE, _ENTRY + _BEFORE))
-    assert python(root, "scripts/config_tables.py").returncode == 0
+    assert python(root, "scripts/docs.py", "keys", "arguments").returncode == 0
     return root
 
 

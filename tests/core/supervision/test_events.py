@@ -32,7 +32,6 @@ from llamasup.core.supervision.states import State
 from llamasup.core.system.process.exit import Exit
 from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid
 from tests.kit.paths import ROOT
-from tests.kit.script import run_script
 
 CRASH = Diagnosis("killed", "it was killed", "look at the log", (), deterministic=False, exit_code=75)
 STEP = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
@@ -159,11 +158,6 @@ def test_listener_gets_every_event_until_unsubscribed() -> None:
     bus.unsubscribe(listener)
     bus.publish(Stopped())
     assert (first, second) == ([Stopped(), Stopped()], [Stopped()])
-
-
-def test_table_of_causes_in_the_documentation_is_current() -> None:
-    checked = run_script("causes_table.py", "--check")
-    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_documentation_has_a_row_with_the_fields_of_each_event() -> None:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from scripts import grafana_board
+from scripts.generated import grafana_board
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.kit.paths import ROOT
 from tests.kit.patience import eventually

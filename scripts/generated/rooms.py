@@ -1,31 +1,18 @@
-"""The rooms of llamasup, their floors and their imports: printed, and as a diagram in docs/design.md.
-
-python scripts/package_graph.py            write the diagram
-python scripts/package_graph.py --check    exit code 1 if it is outdated
-python scripts/package_graph.py --print    rooms with files, lines and the rooms that they import
-"""
+"""The diagram of the rooms, with their floors and imports. ``scripts/count.py --rooms`` lists them."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import grimp
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from scripts.pages import keep_current  # noqa: E402
-
-DOC = ROOT / "docs" / "design.md"
-MARKS = "<!-- rooms: scripts/package_graph.py -->", "<!-- end of rooms -->"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def floors() -> list[list[str]]:
-    """The rooms of each floor, highest first, as the layers contracts list them (the core has several)."""
+    """The rooms of each floor, highest first, as the layers contracts list them. ``core`` is its floors."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     layers = {
@@ -41,11 +28,13 @@ def floors() -> list[list[str]]:
     ]
 
 
-def arrows(graph: grimp.ImportGraph) -> Mapping[str, Mapping[str, int]]:
+def arrows() -> Mapping[str, Mapping[str, int]]:
     """Room → the rooms that it imports, with the number of imports. Annotations count, too.
 
-    The features are one room here. Imports of features in the core are left out: pyproject.toml lists them.
+    The features are one room here. The imports of features in the core are left out: pyproject.toml
+    lists them.
     """
+    graph = grimp.build_graph("llamasup", cache_dir=None)
     found: dict[str, dict[str, int]] = {}
     for module in sorted(graph.modules):
         for imported in sorted(graph.find_modules_directly_imported_by(module)):
@@ -73,8 +62,9 @@ def direct(of: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
     }
 
 
-def diagram(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) -> str:
-    """Mermaid: a row for each floor."""
+def diagram() -> str:
+    """Draw a row for each floor, in Mermaid."""
+    levels, of = floors(), arrows()
     lines = ["```mermaid", "flowchart TD"]
     for number, rooms in enumerate(levels):
         lines.append(f"    subgraph floor{len(levels) - number}[ ]")
@@ -90,7 +80,9 @@ def _id(room: str) -> str:
     return f"room_{room.strip('_')}"
 
 
-def table(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) -> str:
+def listing() -> str:
+    """List the rooms with their floors, files, lines, and the rooms that they import."""
+    levels, of = floors(), arrows()
     lines = []
     for number, rooms in enumerate(levels):
         for room in rooms:
@@ -103,19 +95,3 @@ def table(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) 
                 f"{len(levels) - number:2} {room:14} {len(files):3} files {count:6} lines  {imports}"
             )
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--print", action="store_true")
-    options = parser.parse_args()
-    levels, of = floors(), arrows(grimp.build_graph("llamasup", cache_dir=None))
-    if options.print:
-        print(table(levels, of))
-        return 0
-    return keep_current(DOC, MARKS, diagram(levels, of), check=options.check)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,34 +1,22 @@
-"""Draws the states of a model of the pool into docs/design.md, from its table.
+"""The diagram of the states of a model of the pool, from its table.
 
-    python scripts/pool_diagram.py            write it
-    python scripts/pool_diagram.py --check    exit code 1 if it is outdated
-
-The script computes the diagram: it applies every event to every reachable model, with two specs.
+It is computed: every event is applied to every reachable model, with two specs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from llamasup.core.models.spec import ModelSpec  # noqa: E402
-from llamasup.core.pool import model_states as states  # noqa: E402
-from llamasup.core.pool.model_states import Event, Model, ModelState, Processes  # noqa: E402
-from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of  # noqa: E402
-from llamasup.core.queueing.unavailable import Unavailable  # noqa: E402
-from llamasup.errors import LlamasupError  # noqa: E402
-from scripts.pages import main_of  # noqa: E402
-
-DOC = ROOT / "docs" / "design.md"
-MARKS = "<!-- pool states: scripts/pool_diagram.py -->", "<!-- end of pool states -->"
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool import model_states as states
+from llamasup.core.pool.model_states import Event, Model, ModelState, Processes
+from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
+from llamasup.core.queueing.unavailable import Unavailable
+from llamasup.errors import LlamasupError
 
 ERROR = LlamasupError("It failed.")
 ANSWER = Unavailable(503, "It failed.")
@@ -131,7 +119,3 @@ def diagram() -> str:
         if names:
             lines.append(f"    {name_of(before)} --> {name_of(after)}: {', '.join(sorted(names))}")
     return "\n".join([*lines, "```"])
-
-
-if __name__ == "__main__":
-    sys.exit(main_of(__doc__, DOC, MARKS, diagram))

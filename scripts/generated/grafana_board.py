@@ -1,19 +1,13 @@
-"""Writes the Grafana board of the metrics into configs/grafana/llamasup.json, from the table ``ROWS``.
-
-python scripts/grafana_board.py            write it
-python scripts/grafana_board.py --check    exit code 1 if it is outdated
-"""
+"""The Grafana board of the metrics, from the table ``ROWS``."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 BOARD = ROOT / "configs" / "grafana" / "llamasup.json"
 COLUMNS: Final = 24  # of a board in Grafana
@@ -372,7 +366,7 @@ def board() -> dict[str, Any]:
         "id": None,
         "uid": "llamasup",
         "title": "llamasup",
-        "description": "The models and the requests of llamasup. Written by scripts/grafana_board.py.",
+        "description": "The models and the requests of llamasup. Written by scripts/docs.py.",
         "tags": ["llamasup", "llama.cpp"],
         "schemaVersion": SCHEMA,
         "version": 1,
@@ -465,20 +459,5 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--board", type=Path, default=BOARD)
-    options = parser.parse_args()
-    text = json.dumps(board(), indent=2, ensure_ascii=False) + "\n"
-    if options.board.exists() and options.board.read_text("utf-8") == text:
-        return 0
-    if options.check:
-        print(f"{options.board} is stale: run python {sys.argv[0]}", file=sys.stderr)
-        return 1
-    options.board.write_text(text, "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def board_text() -> str:
+    return json.dumps(board(), indent=2, ensure_ascii=False) + "\n"

@@ -1,26 +1,14 @@
-"""Writes the tables of keys into docs/configuration.md, and the keywords of the Python API.
-
-Both come from the declarations in ``llamasup/core/settings``.
-
-python scripts/config_tables.py            write them
-python scripts/config_tables.py --check    exit code 1 if they are outdated
-"""
+"""The tables of keys of a config, and the keywords of the Python API, from the declarations of settings."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable
 from inspect import cleandoc
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from llamasup.core.config.config_keys import Config  # noqa: E402
-from llamasup.core.config.json_schema import Row, rows_of  # noqa: E402
-from llamasup.core.settings.declaration import settings_of  # noqa: E402
-from llamasup.core.settings.kinds import (  # noqa: E402
+from llamasup.core.config.config_keys import Config
+from llamasup.core.config.json_schema import Row, rows_of
+from llamasup.core.settings.declaration import settings_of
+from llamasup.core.settings.kinds import (
     Boolean,
     FilePath,
     Integer,
@@ -31,18 +19,14 @@ from llamasup.core.settings.kinds import (  # noqa: E402
     Section,
     Time,
 )
-from llamasup.core.settings.model import ModelEntry, ModelSettings  # noqa: E402
-from llamasup.core.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry  # noqa: E402
-from scripts.pages import keep_current  # noqa: E402
+from llamasup.core.settings.model import ModelEntry, ModelSettings
+from llamasup.core.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry
 
-DOC = ROOT / "docs" / "configuration.md"
-MARKS = "<!-- keys: scripts/config_tables.py -->", "<!-- end of keys -->"
-ARGUMENTS = ROOT / "llamasup" / "api" / "arguments.py"
 LOCATIONS = frozenset({"path", "repo", "url"})
-ARGUMENT_MARKS = "    # settings: scripts/config_tables.py", "    # end of settings"
 
 
-def tables() -> str:
+def keys() -> str:
+    """The tables of keys: one for each section of a config."""
     parts = [_table("At the top", "", rows_of(Config))]
     for name, (_, setting) in settings_of(Config).items():
         if name == "models":
@@ -119,19 +103,3 @@ def _python_type(kind: Kind) -> str:
 def _literal(choices: Iterable[str]) -> str:
     quoted = ", ".join(f'"{choice}"' for choice in choices)
     return f"Literal[{quoted}]"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--doc", type=Path, default=DOC)
-    parser.add_argument("--arguments", type=Path, default=ARGUMENTS)
-    options = parser.parse_args()
-    return max(
-        keep_current(options.doc, MARKS, tables(), check=options.check),
-        keep_current(options.arguments, ARGUMENT_MARKS, arguments(), check=options.check),
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

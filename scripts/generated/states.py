@@ -1,33 +1,21 @@
-"""Draws the states of an instance into docs/design.md, from the transition table.
+"""The diagram of the states of an instance, from the transition table.
 
-    python scripts/lifecycle_diagram.py            write it
-    python scripts/lifecycle_diagram.py --check    exit code 1 if it is outdated
-
-The script computes the diagram: it applies every event to every reachable state, for servers with and without
-a warm-up, with and without kept slots, and with and without another try after a crash loop.
+It is computed: every event is applied to every reachable state, for servers with and without a warm-up, with
+and without kept slots, and with and without another try after a crash loop.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from msgspec.structs import replace
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from llamasup.core.llama_server.diagnosis import Diagnosis  # noqa: E402
-from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
-from llamasup.core.supervision import states  # noqa: E402
-from llamasup.core.supervision.backoff import RestartPolicy  # noqa: E402
-from llamasup.core.supervision.state_machine import TABLE, advance  # noqa: E402
-from llamasup.core.supervision.states import Event, Instance, Policy, State  # noqa: E402
-from scripts.pages import main_of  # noqa: E402
-
-DOC = ROOT / "docs" / "design.md"
-MARKS = "<!-- states: scripts/lifecycle_diagram.py -->", "<!-- end of states -->"
+from llamasup.core.llama_server.diagnosis import Diagnosis
+from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits
+from llamasup.core.supervision import states
+from llamasup.core.supervision.backoff import RestartPolicy
+from llamasup.core.supervision.state_machine import TABLE, advance
+from llamasup.core.supervision.states import Event, Instance, Policy, State
 
 CRASH = Diagnosis("killed", "", "", (), deterministic=False, exit_code=75)
 VERDICTS = (
@@ -95,7 +83,3 @@ def diagram() -> str:
     ):
         lines.append(f"    {before} --> {after}: {', '.join(sorted(names))}")
     return "\n".join([*lines, "```"])
-
-
-if __name__ == "__main__":
-    sys.exit(main_of(__doc__, DOC, MARKS, diagram))

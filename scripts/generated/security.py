@@ -1,26 +1,18 @@
-"""Writes the tables of docs/security.md: what each right reaches, and check → test → outcome.
+"""The tables of docs/security.md: what each right reaches, and check → test → outcome.
 
-The first is made of ``tests/security/reach.py``, whose rows a test tries. The second is made of the tests'
-own ``check`` markers; the script only parses the tests. ``--check`` only compares.
+``tests/security/reach.py`` has the rows of the first table, which a test tries. The second table comes from
+the ``check`` markers of the tests, which are only parsed.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.security.reach import REACH, RIGHTS
 
-from scripts.pages import keep_current  # noqa: E402
-from tests.security.reach import REACH, RIGHTS  # noqa: E402
-
-DOCUMENT = ROOT / "docs" / "security.md"
-REACH_MARKS = "<!-- reach: scripts/security_table.py -->", "<!-- end of reach -->"
-MARKS = "<!-- checks: scripts/security_table.py -->", "<!-- end of checks -->"
+ROOT = Path(__file__).resolve().parents[2]
 
 PROMISES = {
     "X1": "who can connect",
@@ -102,8 +94,9 @@ def reach_table() -> str:
     return "".join(lines)
 
 
-def table(checks: list[Check]) -> str:
-    """Markdown: a section for each promise. Raises KeyError for a promise that there is not."""
+def checks_table() -> str:
+    """A section for each promise, as Markdown. Raises ValueError for an unknown promise."""
+    checks = all_checks()
     order = list(PROMISES)
     lines: list[str] = []
     for promise in sorted({check.promise for check in checks}, key=order.index):
@@ -120,17 +113,3 @@ def table(checks: list[Check]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-
-
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if the table is outdated"
-    )
-    check = options.parse_args().check
-    tables = ((REACH_MARKS, reach_table()), (MARKS, table(all_checks())))
-    return max(keep_current(DOCUMENT, marks, text, check=check) for marks, text in tables)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
