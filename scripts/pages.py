@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,14 +27,6 @@ def renewed(page: str, marks: Marks, text: str) -> str:
     if not (begin and end):
         raise ValueError(f"the marks {' and '.join(marks)} are missing")
     return f"{before}{begin}\n{text}\n{end}{after}"
-
-
-def write_between(path: Path, marks: Marks, text: str) -> None:
-    """Replace the text. Exits if the page lacks the marks."""
-    try:
-        path.write_text(renewed(path.read_text("utf-8"), marks, text), "utf-8")
-    except ValueError as error:
-        raise SystemExit(f"{path}: {error}") from error
 
 
 def keep_current(path: Path, marks: Marks | None, text: str, check: bool, command: str) -> int:
@@ -64,3 +57,21 @@ def aligned_table(cells: Sequence[Sequence[str]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def deciles_table(rows: Mapping[str, Sequence[float]], digits: int = 0) -> str:
+    """A Markdown table of each row's median and its first and last decile."""
+    cells = [["", "median", "10 %", "90 %"]]
+    for name, values in rows.items():
+        deciles = statistics.quantiles(values, n=10)
+        figures = (statistics.median(values), deciles[0], deciles[-1])
+        cells.append([name, *(f"{figure:.{digits}f}".rjust(6) for figure in figures)])
+    return aligned_table(cells)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The median, with the lowest and the highest value."""
+    middle, least, most = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return middle if least == most else f"{middle} ({least}–{most})"

@@ -35,7 +35,7 @@ _ONE_LOOP: Final = MappingProxyType(
     {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 )
 """Serve (2.60) has three loops in a replica, and each chunk would pass between them twice. The ingress needs
-one: it was half the CPU time for a chunk (scripts/bench_fleet.py)."""
+one: it was half the CPU time for a chunk (scripts/bench/fleet.py)."""
 
 
 class FleetModelSpec(Struct, frozen=True):

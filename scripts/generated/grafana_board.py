@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.pages import ROOT
 
 BOARD = ROOT / "configs" / "grafana" / "llamasup.json"
 COLUMNS: Final = 24  # of a board in Grafana

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 
 import grimp
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.pages import ROOT
 
 
 def floors() -> list[list[str]]:

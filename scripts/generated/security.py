@@ -10,9 +10,8 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.pages import ROOT
 from tests.security.reach import REACH, RIGHTS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PROMISES = {
     "X1": "who can connect",

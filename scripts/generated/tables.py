@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 from llamasup import errors
 from llamasup.core.llama_server import diagnosis
 from llamasup.core.observability.prometheus import own_families
 from llamasup.core.proxy.phases import PHASES, longest_s
 from llamasup.core.proxy.settings import Limits
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.pages import ROOT
 
 # A diagnosis that no line of the log gives: where it is made, its cause and its exit code are literals.
 _MADE = re.compile(r'Diagnosis\(\s*cause="(\w+)",(?:(?!Diagnosis\().)*?exit_code=(\d+)', re.DOTALL)

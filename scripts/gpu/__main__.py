@@ -21,10 +21,9 @@ from typing import Any
 from scripts.gpu.checks import CHECKS, Bench
 from scripts.gpu.models import NAMES, Models
 from scripts.gpu.report import MARKS, report
-from scripts.pages import write_between
+from scripts.pages import DOCS, keep_current
 
 _GB = 1_000_000_000
-_PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
     results = json.loads(options.earlier.read_text()) if options.earlier else _measured(options)
     print(report(results))
     if options.write:
-        write_between(_PAGE, MARKS, report(results))
+        keep_current(DOCS / "gpu.md", MARKS, report(results), False, "scripts/gpu/run --write")
     failed = [name for name, result in results.items() if "problem" in result]
     sys.exit(f"These checks failed: {', '.join(failed)}" if failed else 0)
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from scripts import bench_plan
+from scripts import processes
+from scripts.bench import plan as bench_plan
 from scripts.gpu import card
 from scripts.gpu.models import Models
 from scripts.gpu.supervised import Supervised, supervised
@@ -69,7 +70,7 @@ def machine(bench: Bench) -> Result:
         "gpu": _output(
             "nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"
         ).strip(),
-        "cpu": bench_plan.machine(),
+        "cpu": processes.machine(),
         "version": _output(bench.runtime, "--version").strip(),
         "devices": _output(bench.runtime, "--list-devices").strip(),
         "doctor": json.loads(doctor) if doctor.startswith("{") else doctor,

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from scripts import bench_plan
+from scripts.bench import plan as bench_plan
+from scripts.pages import marks_of
 
 __all__ = ["MARKS", "report"]
 
-MARKS = ("<!-- gpu: scripts/gpu/run --write -->", "<!-- /gpu -->")
+MARKS = marks_of("gpu", "scripts/gpu/run --write")
 Result = Mapping[str, Any]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from scripts.bench_plan import tokens
+from scripts.bench.plan import tokens
 
 __all__ = ["Answer", "Supervised", "supervised"]
 

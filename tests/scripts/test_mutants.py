@@ -1,4 +1,4 @@
-"""``scripts/mutants.py``: which faults it finds in a source, which it draws, and which tests it runs."""
+"""``scripts/chaos/mutants.py``: the faults it finds in a source, which it draws, and the tests it runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutants import NOT_MUTATED, STAGES, Outcome, arguments_for, own_tests, room_of, table
-from scripts.mutation import KINDS, Fault, applied, chosen, faults_of
+from scripts.chaos.mutants import NOT_MUTATED, STAGES, Outcome, arguments_for, own_tests, room_of, table
+from scripts.chaos.mutation import KINDS, Fault, applied, chosen, faults_of
 from scripts.stages import stages
 from tests.kit.paths import ROOT
 

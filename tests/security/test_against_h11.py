@@ -1,6 +1,6 @@
 """Heads and chunks that are nearly right: what becomes of them, beside what h11 makes of them (X9).
 
-``scripts/fuzz http`` runs the same for as long as it is told.
+``scripts/chaos/fuzz http`` runs the same for as long as it is told.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The demo model, to try an installation offline: it tells little stories of animals. 3 MB.
 
-``scripts/train_demo.py`` has trained it and its draft; both files are part of the package.
+``scripts/demo/train.py`` has trained it and its draft; both files are part of the package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The inputs of each decision about a plan: the facts, and the starting values of the profile (pure).
 
-docs/planning.md gives the reasons for the starting values, with the measurements of scripts/bench_plan.py.
+docs/planning.md gives the reasons for the starting values, with the measurements of scripts/bench/plan.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from itertools import islice
 from llamasup.core.gguf.demo import demo_draft, demo_model
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
-from scripts.demo_stories import ANIMALS, conversations
+from scripts.demo.stories import ANIMALS, conversations
 
 
 def facts_of(content: bytes) -> ModelFacts:

@@ -184,7 +184,7 @@ def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
 
 
 def test_checksum_is_that_of_the_demo_model() -> None:
-    """scripts/train_demo.py prints it."""
+    """scripts/demo/train.py prints it."""
     assert crc32(demo_model()) == DEMO_CRC32
 
 

@@ -8,7 +8,8 @@ from statistics import fmean
 import pytest
 from msgspec.structs import replace
 
-from scripts.simulate_residency import DOC, REQUESTS, SEEDS, WORKLOADS, played, turns_table
+from scripts.pages import DOCS
+from scripts.simulate.residency import PAGE, REQUESTS, SEEDS, WORKLOADS, played, turns_table
 
 NAME = "**llamasup**"
 
@@ -47,8 +48,8 @@ def test_idle_grace_helps_programs_without_pauses() -> None:
 
 @pytest.mark.extended
 def test_table_in_the_docs_matches_the_simulation() -> None:
-    """Only the rows of this policy. The others take minutes: scripts/simulate_residency.py --check."""
-    page = DOC.read_text("utf-8")
+    """Only the rows of this policy. The others take minutes: scripts/simulate/residency.py."""
+    page = (DOCS / PAGE).read_text("utf-8")
     for workload in WORKLOADS:
         of_workload = page.partition(f"| {workload.title} |")[2].partition("\n\n")[0]
         runs = [played(workload, workload.calls(seed, REQUESTS), NAME)[NAME] for seed in range(SEEDS)]

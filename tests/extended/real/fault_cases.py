@@ -1,6 +1,6 @@
 """The faults of the matrix (docs/reliability.md), injected into a real llama-server under ``llamasup run``.
 
-A case injects one fault and returns its outcome. The tests and scripts/faults.py judge the outcome.
+A case injects one fault and returns its outcome. The tests and scripts/chaos/faults.py judge the outcome.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_fault_loses_no_unanswered_request_and_leaves_nothing_behind(
 def test_requests_are_answered_during_a_million_log_lines_per_minute(
     testbed: FaultTestbed,
 ) -> None:
-    """S19. Prints how much slower the requests are. scripts/faults.py judges this on an idle machine."""
+    """S19. Prints how much slower the requests are. scripts/chaos/faults.py judges it on an idle machine."""
     seen = flooded_over_quiet(testbed, rounds=10, requests=30)
     assert len(seen) == 10
     print(", ".join(f"{flooded_s / quiet_s:.2f}" for quiet_s, flooded_s in seen))

@@ -584,10 +584,10 @@ def test_a_killed_tuning_leaves_no_server(tiny_model: Path, runtime: str) -> Non
 
 def test_the_measurements_of_the_page_can_be_repeated(llama_server: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- bench_tune -->\n<!-- /bench_tune -->\n")
-    script = str(ROOT / "scripts" / "bench_tune.py")
-    words = [sys.executable, script, "--quick", "--runtime", llama_server, "--docs", str(page)]
-    subprocess.run(words, check=True, capture_output=True, timeout=4 * PATIENCE_S)  # four tunings
+    page.write_text("<!-- tune: python -m scripts.bench tune -->\n<!-- end of tune -->\n")
+    command = [sys.executable, "-m", "scripts.bench", "tune"]
+    words = [*command, "--quick", "--runtime", llama_server, "--write", str(page)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=4 * PATIENCE_S)  # four tunings
     written = page.read_text()
     assert "| dense, F32, 0.7 MB |" in written
     assert "0 of 1 tunings of a candidate that changes nothing finished a proof; 0 took it." in written

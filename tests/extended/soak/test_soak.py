@@ -1,6 +1,7 @@
-"""A minute and a half of scripts/soak.py: mixed load on a real server that is killed, stopped and restarted.
+"""A minute and a half of scripts/chaos/soak.py: mixed load on a server that is killed, stopped, restarted.
 
-For the embedded runtime, run scripts/soak.py by hand (docs/reliability.md). Single faults: test_faults.py.
+For the embedded runtime, run scripts/chaos/soak.py by hand (docs/reliability.md). Single faults:
+test_faults.py.
 """
 
 from __future__ import annotations

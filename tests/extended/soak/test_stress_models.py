@@ -1,4 +1,4 @@
-"""Half a minute of scripts/stress_models.py for each runtime: 8 models in memory for 2 to 3."""
+"""Half a minute of scripts/chaos/models.py for each runtime: 8 models in memory for 2 to 3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_all_answers_are_correct_under_random_changes_and_faults(runtime: str, o
     report = stress(runtime, own_folders, duration_s=DURATION_S, seed=seed)
     print("\n".join(report.table()))
     assert report.violations == [], (
-        f"python scripts/stress_models.py --runtime {runtime} --minutes 0.5 --seed {seed}"
+        f"python -m scripts.chaos models --runtime {runtime} --minutes 0.5 --seed {seed}"
     )
     assert report.count(Verdict.RIGHT) > 0
     assert report.idle_checks > 0

@@ -271,7 +271,7 @@ _MAX_DRAFTS = 8
 # Older requests count less and less, so that a draft that was trained again is judged by its own tokens.
 _MAX_PROPOSED = 20_000
 _MIN_PROPOSED = 1000
-# The wide model of scripts/bench_drafts.py with --spec-synth-rates (b11434): a share of 0.3 gave 0.8 times
+# The wide model of scripts/bench/drafts.py with --spec-synth-rates (b11434): a share of 0.3 gave 0.8 times
 # the speed with drafts of 4 tokens and 1.1 times with 8; a share of 0.5 gave 0.9 and 1.2.
 _LOW = 0.35
 

@@ -15,7 +15,8 @@ from llamasup.core.pool.replicas.affinity import (
     homes,
 )
 from llamasup.core.pool.replicas.conversation import Conversation
-from scripts.simulate_affinity import DOC, MACHINES, OURS, Machine, row
+from scripts.pages import DOCS
+from scripts.simulate.affinity import MACHINES, OURS, PAGE, Machine, row
 
 
 def conversation(*marks: int, size: int = 0) -> Conversation:
@@ -120,4 +121,4 @@ def test_conversation_returns_to_its_process_until_that_one_ends() -> None:
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_row_of_our_rule_in_the_docs_matches_the_simulation(machine: Machine) -> None:
     """Under full load. The script itself checks all rows, which takes minutes."""
-    assert row(machine, machine.clients[-1], OURS) in DOC.read_text("utf-8").splitlines()
+    assert row(machine, machine.clients[-1], OURS) in (DOCS / PAGE).read_text("utf-8").splitlines()
