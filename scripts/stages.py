@@ -78,6 +78,7 @@ def stages(level: Level) -> list[Stage]:
         _lint("."),
         Stage("types", [_tool("mypy"), _types_of_other_systems()]),
         Stage("imports", [_tool("lint-imports")]),
+        Stage("counts", [[sys.executable, "scripts/count.py", "--check"]]),
     ]
     quick = _tests("tests", *_without(_NOT_QUICK), workers=cores() + 1)
     if level == "check":
