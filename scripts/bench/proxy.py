@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import Request, urlopen
 
 import psutil
 
@@ -44,6 +45,7 @@ from tests.kit.ports import free_port
 PAGE = "performance.md"
 LOAD, STREAMS, RELAY = (f"scripts.bench.{name}" for name in ("load", "streams", "bare_relay"))
 CONNECTIONS = 32
+AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
 # Offered while CPU per request at one rate is measured: every proxy here can do more on a slow machine.
 RATE_PER_S = 2000
 LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not queueing
@@ -132,6 +134,19 @@ def wait_until_open(address: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{process.args!r} did not begin to listen on {address}")
 
 
+def wait_until_listed(model: str, port: str) -> None:
+    """Wait until a front has heard of the model of its node."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    listed = ""
+    while time.monotonic() < deadline:
+        with urlopen(Request(f"http://127.0.0.1:{port}/v1/models", headers=AUTHORIZATION)) as answer:
+            listed = answer.read().decode()
+        if f'"{model}"' in listed:
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"the front does not list {model}: {listed}")
+
+
 class Starter:
     """Starts the targets of one run, in folders of their own, and stops them with ``running``."""
 
@@ -186,12 +201,12 @@ class Starter:
         wait_until_open(str(port), process)
         return Target(name, str(port), process)
 
-    def llamasup(self, name: str, tree: Path, *options: str) -> Target:
+    def llamasup(self, name: str, tree: Path, *options: str, rights: str = "") -> Target:
         """`llamasup run` of the working tree ``tree``, with the interpreter of its .venv, if any."""
         own = self._folder / name.replace(" ", "-")
         own.mkdir()
         keys, ready = own / "keys", own / "ready.json"
-        keys.write_text(f"{KEY}\n")
+        keys.write_text(f"{KEY} {rights}\n")
         keys.chmod(0o600)
         python = tree / ".venv" / "bin" / "python"
         argv = [str(python) if python.exists() else sys.executable, "-P", "-m", "llamasup", "run", "demo"]
@@ -228,7 +243,8 @@ class Starter:
                 capture_output=True,
             )
             node_options += ["--tls-cert", str(certificate), "--tls-key", str(private)]
-        node = self.llamasup(f"node of {own.name}", ROOT, *options, *node_options)
+        rights = "rights=inference,node"
+        node = self.llamasup(f"node of {own.name}", ROOT, *options, *node_options, rights=rights)
         assert node.process is not None
         pin(node.process.pid, self._cores.others)  # its CPU is not that of the front
         keys = own / "keys"
@@ -249,7 +265,9 @@ class Starter:
         process = self._start(name, argv, self._cores.proxy, self._environment(own, ROOT))
         self._await_ready(ready, process, own)
         pin(process.pid, self._cores.proxy)
-        return Target(name, str(json.loads(ready.read_text())["port"]), process)
+        port = str(json.loads(ready.read_text())["port"])
+        wait_until_listed("tiny", port)
+        return Target(name, port, process)
 
     def _environment(self, own: Path, tree: Path) -> dict[str, str]:
         xdg = {f"XDG_{kind}_HOME": str(own / kind.lower()) for kind in ("STATE", "CACHE", "CONFIG")}
