@@ -1,4 +1,4 @@
-"""Which modules are pure: all that are not on the list of effects in pyproject.toml.
+"""List the pure modules: all that are not on the list of effects in pyproject.toml.
 
 The list names modules, and packages with all their modules. import_contracts.py holds the modules to it.
 This module is also a plugin of coverage.py, which measures the pure modules alone: with the others, the quick

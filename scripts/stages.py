@@ -98,7 +98,7 @@ def stages(level: Level) -> list[Stage]:
 
 
 def stages_for(arguments: Sequence[str]) -> list[Stage]:
-    """What concerns some files or folders: their lint, the types, and their tests.
+    """Return the stages for some files or folders: their lint, the types, and their tests.
 
     pytest gets the arguments that are no path.
     """
@@ -145,7 +145,7 @@ def _without(folders: Sequence[str]) -> list[str]:
 
 
 def _only_all() -> list[Stage]:
-    """What ``--all`` runs after the gate."""
+    """Return the stages that ``--all`` runs after the gate."""
     rest = {"LLAMASUP_TEST_CASES": "rest"}
     every = {"LLAMASUP_TEST_CASES": "all"}
     made = [
@@ -257,7 +257,7 @@ def _log_of(stage: Stage) -> Path:
 
 
 def _progress(log: Path) -> str:
-    """How far pytest is."""
+    """Return how far pytest is, in percent."""
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - 500))
         found = _PERCENT.findall(output.read().decode("utf-8", errors="replace"))

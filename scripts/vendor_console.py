@@ -100,7 +100,7 @@ def for_the_page(name: str, content: bytes) -> bytes:
 
 
 def mistakes(folder: Path) -> list[str]:
-    """How the files of the folder differ from its manifest, and the manifest from PACKAGES."""
+    """List how the files of the folder differ from its manifest, and the manifest from PACKAGES."""
     manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
     pinned = {name: (package.version, package.integrity) for name, package in PACKAGES.items()}
     written = {name: (entry["version"], entry["integrity"]) for name, entry in manifest.items()}

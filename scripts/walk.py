@@ -134,7 +134,7 @@ async def walks(folder: Path) -> dict[str, Walk]:
 
 
 def beyond(walk: Walk, idle: Walk) -> Walk:
-    """Without the functions that also run without a request."""
+    """Leave out the functions that also run without a request."""
     left = {module: functions - idle.get(module, set()) for module, functions in walk.items()}
     return {module: functions for module, functions in left.items() if functions}
 

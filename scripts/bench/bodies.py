@@ -88,8 +88,9 @@ def burst(port: int, clients: int, addresses: int) -> list[socket.socket]:
 
 def measure(clients: int, addresses: int, bound: int) -> None:
     command = [sys.executable, "-m", "scripts.bench", "bodies", "--serve", "--bound", str(bound)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as child:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         port = int(child.stdout.readline())

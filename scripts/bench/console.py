@@ -1,4 +1,4 @@
-"""What an open page of the web console costs llamasup, in one process: with and without it, in turns.
+"""Measure the cost of an open page of the console, in one process: with and without it, in turns.
 
 Two processes of llamasup differ by more than the page costs. So one `llamasup run` gets the same load again
 and again, and every other time a client asks as the page "Requests" does (console/static/assets/store.js).

@@ -1,4 +1,4 @@
-"""How good the estimated end of a load is: cold and warm cache, and a throttled disk.
+"""Measure how good the estimated end of a load is: cold and warm cache, and a throttled disk.
 
 Loads a generated model again and again, and reads the `progress` events as a parent program does. At half
 time of each load, the remaining time of the last event, less the time since then, is compared with the real
@@ -209,7 +209,7 @@ def _load(
 
 
 def _surprises(events: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """How often the remaining time grew, and the percent fell, without a reason."""
+    """Count how often the remaining time grew, and the percent fell, without a reason."""
     grew = fell = 0
     for before, after in pairwise(events):
         if after["reason"] is None and None not in (before["eta_s"], after["eta_s"]):
@@ -251,7 +251,7 @@ def _wait_for_idle_cpu() -> None:
 
 
 def _cpu_of_others_s() -> float:
-    """Of this machine since its start, without the ended children of this process."""
+    """Return the CPU seconds of this machine since its start, without the ended children of this process."""
     total, idle = _cpu_times()
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (total - idle) / os.sysconf("SC_CLK_TCK") - own.ru_utime - own.ru_stime
@@ -305,7 +305,7 @@ class Throttle:
         return ["sh", "-c", f'echo $$ > {self.group}/cgroup.procs; exec "$@"', "sh"]
 
     def limit(self, bytes_s: float | None) -> None:
-        """None: no limit."""
+        """Limit the reads; None removes the limit."""
         v1 = self.group / "blkio.throttle.read_bps_device"
         if v1.exists():
             v1.write_text(f"{self.device} {round(bytes_s or 0)}")
@@ -333,7 +333,7 @@ def _throttle() -> Iterator[Throttle | None]:
 
 
 def _device(folder: Path) -> str:
-    """Of the whole disk: a limit of a partition is not allowed."""
+    """Return the number of the whole disk: a limit of a partition is not allowed."""
     number = folder.stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     disk = block.parent if (block / "partition").exists() else block

@@ -68,7 +68,7 @@ CACHE_SLOTS, CACHE_MIB = 8, 64  # of one node, or of all together
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where requests are sent. ``processes``: whose CPU time counts, by what they are."""
+    """An address for requests. ``processes``: whose CPU time counts, by what they are."""
 
     url: str
     key: str

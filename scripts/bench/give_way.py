@@ -1,4 +1,4 @@
-"""How long a tuning takes to give way: from a request to a served model to the end of the tuning's servers.
+"""Measure how long a tuning takes to yield, from a request to a served model to the end of its servers.
 
     python -m scripts.bench give-way --runtime PATH [--requests 50] [--write]
 
@@ -50,7 +50,7 @@ def servers_of(tuning: psutil.Process) -> list[psutil.Process]:
 
 
 def end_of(servers: list[psutil.Process]) -> float:
-    """When the last one of ``servers`` has ended."""
+    """Wait for the end of all ``servers``, and return its time."""
     ended_s = 0.0
     for server in servers:
         with suppress(ProcessLookupError):

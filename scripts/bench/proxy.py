@@ -1,4 +1,4 @@
-"""What `llamasup run` costs as a proxy: CPU per request and chunk, latency, many streams (P1–P4).
+"""Measure the cost of `llamasup run` as a proxy: CPU per request and chunk, latency, many streams (P1–P4).
 
 Measures the processes as users start them: `llamasup run` with its line per request on standard error and
 with an API key, the same with `--log-level warning`, nginx with its access log, llama-swap if it is on PATH,
@@ -86,7 +86,7 @@ class Target(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """None: this machine has one core, or cannot pin."""
+    """The cores for the proxy and for all else; None if this machine has one core, or cannot pin."""
 
     proxy: int | None
     others: int | None

@@ -49,7 +49,7 @@ def usable(
     body: Mapping[str, Any],
     is_usable: Callable[[httpx.Response], bool],
 ) -> int:
-    """How many of the answers are usable."""
+    """Count the usable answers."""
     with llamasup(model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         running.wait_for("ready")
         return sum(

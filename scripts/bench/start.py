@@ -194,7 +194,7 @@ def _python(environment: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """As a user has it: what Python compiles is kept."""
+    """Return the environment of a user: what Python compiles is kept."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -1,4 +1,4 @@
-"""What ``llamasup tune`` finds, and how often it is wrong, on generated models.
+"""Measure what ``llamasup tune`` finds, and how often it is wrong, on generated models.
 
     python -m scripts.bench tune [--minutes 1] [--same 20] [--write] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a bundle contains: the texts of its licenses, and its SBOM (CycloneDX, JSON)."""
+"""List the contents of a bundle: the texts of its licenses, and its SBOM (CycloneDX, JSON)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _python(texts: LicenseTexts) -> Component:
 
 
 def _scripts_of_console(vendor: Path, licenses: Path) -> Iterator[Component]:
-    """Of npm: scripts/vendor_console.py has copied them, with their licenses."""
+    """List the packages of npm: scripts/vendor_console.py has copied them, with their licenses."""
     for name, found in json.loads((vendor / "versions.json").read_text("utf-8")).items():
         into = licenses / f"{name}-{found['version']}"
         into.mkdir()

@@ -1,4 +1,4 @@
-"""What the program of the bundle runs."""
+"""Run llamasup: the main module of the bundle."""
 
 from llamasup.frozen import main
 

@@ -81,7 +81,7 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What the tests said of a fault."""
+    """The verdict of the tests about a fault."""
 
     fault: Fault
     stage: str = ""

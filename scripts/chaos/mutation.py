@@ -87,7 +87,7 @@ def faults_of(file: str, source: str) -> list[Fault]:
 
 
 def chosen(faults: Sequence[Fault], count: int, *, seed: str, without: Collection[str] = ()) -> list[Fault]:
-    """As many faults of each kind, each in another file, drawn at random.
+    """Choose as many faults of each kind, each in another file, drawn at random.
 
     ``without``: the names of faults that are not chosen. The next fault that is drawn takes the place. The
     other faults stay, unless one of them is in the same file.

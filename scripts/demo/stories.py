@@ -16,7 +16,7 @@ __all__ = ["Turn", "conversations", "story"]
 
 
 class Turn(NamedTuple):
-    """What a user asks, and the answer."""
+    """A question of a user, and the answer."""
 
     question: str
     answer: str
@@ -104,7 +104,7 @@ _OTHER = tuple(_OTHER_TEXT.split())
 
 
 def conversations(seed: int) -> Iterator[tuple[Turn, ...]]:
-    """Without end. A conversation of one turn with an empty question is a text that goes on by itself."""
+    """Yield conversations without end. A conversation of one turn with an empty question is a text that goes on by itself."""
     rng = random.Random(seed)
     while True:
         if rng.random() < 0.2:

@@ -83,7 +83,7 @@ def train_tokenizer(seed: int) -> list[str]:
 
 
 class Tokenizer:
-    """As llama.cpp does it: the neighbours with the best score are merged first."""
+    """Split a text as llama.cpp does it: the neighbours with the best score are merged first."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = pieces
@@ -179,7 +179,7 @@ def _rotate(x: Any) -> Any:
 
 
 def logits(weights: Weights, tokens: Any, shape: Shape) -> Any:
-    """Of the next token, at each position."""
+    """Compute the logits of the next token, at each position."""
     batch, length = tokens.shape
     heads = shape.width // HEAD
     x = weights["token_embd"][tokens]

@@ -85,7 +85,7 @@ def all_checks() -> list[Check]:
 
 
 def reach_table() -> str:
-    """What each right reaches, as Markdown."""
+    """List what each right reaches, as Markdown."""
     lines = [f"| | {' | '.join(RIGHTS)} |\n|---|{'---|' * len(RIGHTS)}\n"]
     for thing in REACH:
         cells = ("yes" if right in thing.rights else "–" for right in RIGHTS)

@@ -32,7 +32,7 @@ sys.stdin.read()
 
 
 def total_bytes() -> int:
-    """Of the first GPU; 0 without one."""
+    """Return the bytes of the first GPU; 0 without one."""
     gpus = ask_nvml().gpus
     return gpus[0].total_bytes or 0 if gpus else 0
 

@@ -64,7 +64,7 @@ class Bench:
 
 
 def machine(bench: Bench) -> Result:
-    """What llamasup finds on this machine."""
+    """Report what llamasup finds on this machine."""
     doctor = _output(sys.executable, "-m", "llamasup", "doctor", "--json", "--runtime", bench.runtime)
     return {
         "gpu": _output(

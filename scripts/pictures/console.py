@@ -96,7 +96,7 @@ def with_short_paths(route: Route) -> None:
 
 
 def page_times_ms(page: Page, url: str) -> tuple[float, float]:
-    """Of the first paint, and of the heading, after the script has run and the session is known."""
+    """Measure the first paint, and the heading, after the script has run and the session is known."""
     page.add_init_script(
         """new MutationObserver((_, observer) => {
             if (!document.querySelector("h1")) return;

@@ -173,7 +173,7 @@ class Fleet:
                 self.seen.waits_s.append(now_s - asked_s)
 
     def tick(self, now_s: float) -> None:
-        """What happens each second: reports, probes, polls, and the decisions of Serve."""
+        """Play a second: reports, probes, polls, and the decisions of Serve."""
         messages = 0
         for replicas in self.replicas.values():
             for replica in replicas:

@@ -32,7 +32,7 @@ def test_script_says_that_it_needs_strip(scripts: Path) -> None:
 
 
 def test_failed_installation_is_tried_again(scripts: Path) -> None:
-    """Also where its caller goes on after it, so that ``set -e`` does not end the function."""
+    """The caller continues after it, so ``set -e`` does not end the function."""
     shutil.copy(ROOT / "scripts" / "bundle", scripts)
     tools = scripts.parent / "bin"
     tools.mkdir()
