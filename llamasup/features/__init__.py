@@ -51,6 +51,10 @@ class Feature(NamedTuple):
     """``(Pool, models, tasks, use_runtime) → Upgrades``: moves all models to another build."""
     follow_runtime: str = ""
     """``(path, running, upgrade)``: waits for other builds at a path (``runtime.watch``)."""
+    repair: str = ""
+    """``AnswerStages.repair``: checks answers, and may request another one."""
+    keep: str = ""
+    """``AnswerStages.keep``: keeps a stream, to continue it after its server exits."""
     config_problems: str = ""
     """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
@@ -72,7 +76,7 @@ FEATURES: Final = (
         commands=(command("ui", "Open the web console of a running llamasup."),),
         pages="llamasup.features.console.attach:pages",
     ),
-    Feature("continuation"),
+    Feature("continuation", keep="llamasup.features.continuation.continued_stream:keep"),
     Feature(
         "doctor",
         commands=(
@@ -87,7 +91,7 @@ FEATURES: Final = (
     ),
     Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
     Feature("peers"),
-    Feature("repair"),
+    Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(
         "systemd",
         commands=(command("service", "Run llamasup as a systemd service."),),
@@ -106,7 +110,6 @@ FEATURES: Final = (
     Feature(
         "usage",
         commands=(command("usage", "Show the requests and tokens of each model, key and day."),),
-        modules=("llamasup.cli.output.usage_table",),
         observer="llamasup.features.usage.attach:attach",
     ),
     Feature("virtual", catalogue="llamasup.features.virtual.attach:VirtualSource"),
