@@ -105,7 +105,7 @@ class AsyncServer:
     # --- commands ---------------------------------------------------------------------------------------
 
     async def load(self, model: str | None = None) -> None:
-        """Load the model, and wait until it serves. Raises ModelUnknown, DoesNotFit, ServerFailed, …"""
+        """Load the model, and wait until it serves. Raises ModelUnknown, DoesNotFit or ServerFailed."""
         hosted = self._hosted_here()
         await hosted.control_target.load(self._name_of(model))
 

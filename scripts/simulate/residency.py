@@ -45,7 +45,8 @@ LOAD_BASE_S, LOAD_GB_PER_S = 0.5, 1.5  # a process's start, and a good disk
 
 class Workload(Struct, frozen=True):
     """One client after the other. ``stay``: how likely the next request is for the same model again.
-    ``zipf``: how much more popular the first is; every 400 requests two change their ranks."""
+    ``zipf``: how much more popular the first is; every 400 requests two change their ranks.
+    """
 
     title: str
     sizes_gb: dict[str, float]

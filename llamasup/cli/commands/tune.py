@@ -62,7 +62,6 @@ def tune(
     Real servers answer real requests. A change is kept only if it is proven better; run, serve and plan use
     it then. Ctrl-C stops, and the next call goes on.
     """
-
     from llamasup.core.models.by_name import file_of
 
     if show and forget:

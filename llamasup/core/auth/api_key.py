@@ -79,7 +79,7 @@ def digest_of(salt: bytes, key: bytes) -> bytes:
 
 
 def plain_keys(keys: Iterable[str], salt: bytes) -> tuple[ApiKey, ...]:
-    """Make the inference keys from options or the environment: ``given-1``, ``given-2``, …"""
+    """Make the inference keys from options or the environment: ``given-1``, ``given-2`` and so on."""
     return tuple(
         # An environment variable may have bytes that are not UTF-8 (PEP 383).
         ApiKey(f"given-{number}", salt, digest_of(salt, key.encode("utf-8", "surrogateescape")))

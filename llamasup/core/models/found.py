@@ -1,4 +1,5 @@
 """Derives the ids of a found file from its path: from its own name, or from the repository of its download.
+
     models_dir/…/NAME.gguf                              NAME
     models_dir/ORG/REPO/…/NAME.gguf                     NAME, and ORG/REPO:QUANT
     …/models--ORG--REPO/snapshots/REVISION/…/NAME.gguf  ORG/REPO:QUANT (the hub's cache; llama.cpp's today)

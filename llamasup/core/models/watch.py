@@ -128,7 +128,7 @@ def _concerns(paths: Iterable[str]) -> bool:
 
 
 class ModelWatch:
-    """Watches folders: ``async with ModelWatch(…) as watch: async for search in watch.changes(): …``
+    """Watches folders, for ``async with ModelWatch(…) as watch: async for search in watch.changes()``.
 
     ``folders`` and ``paths`` as for ``search_models``; ``first`` is its first result. ``changes`` yields each
     new result, and only the last of several that come at once. For one event loop and one reader.

@@ -91,7 +91,8 @@ def cheapest_set(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candida
 
 def _search(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
     """Depth first, cheap candidates first, with a candidate before without it. Each set found costs less than
-    the one before."""
+    the one before.
+    """
     rest = [dict.fromkeys(lack, 0)]  # the sums that the last n candidates free together
     for candidate in reversed(candidates):
         rest.append({key: amount + candidate.frees.get(key, 0) for key, amount in rest[-1].items()})
@@ -122,7 +123,8 @@ def _sum(one: Cost, other: Cost) -> Cost:
 
 def _needed(chosen: tuple[Candidate, ...], lack: Demand) -> tuple[Candidate, ...]:
     """Leave out candidates that can stay loaded, the dearest first. A search that stopped early, or costs of
-    zero, can leave some in the set."""
+    zero, can leave some in the set.
+    """
     spare = {
         key: sum(candidate.frees.get(key, 0) for candidate in chosen) - amount for key, amount in lack.items()
     }

@@ -1,6 +1,7 @@
 """The load of a model's servers, and estimates of waits from the past times of permits and loads (pure).
 
-All times are in seconds."""
+All times are in seconds.
+"""
 
 from __future__ import annotations
 

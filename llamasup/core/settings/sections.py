@@ -369,7 +369,8 @@ _FLEET_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 class Fleet(SettingGroup, frozen=True, kw_only=True):
     """Models on a Ray cluster (docs/fleet.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
-    with a ``directory`` is a front of the fleet, and loads no model itself."""
+    with a ``directory`` is a front of the fleet, and loads no model itself.
+    """
 
     name: Annotated[
         str,

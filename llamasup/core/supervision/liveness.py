@@ -57,7 +57,8 @@ class LivenessPolicy(Struct, frozen=True):
 
 class Traffic(Struct, frozen=True):
     """The proxy's counts: requests in flight, body bytes, answers with output of the model, and the
-    consecutive failures (status 500 or above) after the last of these."""
+    consecutive failures (status 500 or above) after the last of these.
+    """
 
     in_flight: int = 0
     bytes_relayed: int = 0

@@ -66,7 +66,7 @@ class Decision(Struct, frozen=True):
         return f"{self.model} {_NOW[self.kind]}{self.why}."
 
     def as_json(self) -> dict[str, Any]:
-        """docs/control.md"""
+        """Return the decision as docs/control.md describes it."""
         return {
             "time": self.time.isoformat(timespec="milliseconds"),
             "model": self.model,
