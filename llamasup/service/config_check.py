@@ -102,7 +102,7 @@ def model_issues(
 
 
 def _of_this_machine(reading: Reading) -> Reading:
-    """Without the models of a front, whose files are on the nodes of the fleet."""
+    """Leave out the models of a front, whose files are on the nodes of the fleet."""
     config = reading.config
     return replace(reading, config=config.without_models()) if config.is_front else reading
 

@@ -184,7 +184,7 @@ class ConfigEditor:
 
 
 def as_mistakes(issues: Sequence[Issue]) -> Sequence[Mapping[str, Any]]:
-    """As ``config check --json`` shows them."""
+    """Return the issues as ``config check --json`` shows them."""
     return [{"line": issue.line or None, "key": issue.key, "message": issue.what} for issue in issues]
 
 

@@ -140,8 +140,8 @@ class ConfigSource:
         return self.configured(self._options.config(), before)
 
     def configured(self, config: Config, before: Search | None = None) -> Configured:
-        """What is served with this config. Blocks; raises ConfigInvalid for invalid names, and RuntimeMissing
-        if it has the first models of this machine.
+        """Return what is served with this config. Blocks; raises ConfigInvalid for invalid names, and
+        RuntimeMissing if it has the first models of this machine.
         """
         check_virtual(config.virtual_models)
         if self._runtime is None and config.has_models_here:
@@ -206,7 +206,7 @@ class ConfigSource:
     def _with_flags(
         self, configured: Configured, rejected: Iterable[RejectedModel]
     ) -> Iterator[RejectedModel]:
-        """Also yield unknown flags of models that are not ``rejected``."""
+        """Yield ``rejected``, and the other models that have unknown flags."""
         seen = set()
         for model in rejected:
             seen.add(model.place[:2])

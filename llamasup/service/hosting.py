@@ -84,7 +84,7 @@ class Workload(Protocol):
         ...
 
     def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
-        """As ``Pool.keep``, for the model of this id; ``fixed`` if it is not here."""
+        """Call ``Pool.keep`` for the model of this id. Returns ``fixed`` if it is not here."""
         ...
 
     async def run(self) -> None:

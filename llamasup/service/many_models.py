@@ -309,7 +309,7 @@ class HostedModels:
         return configured
 
     def preview(self, configured: Configured) -> Changes:
-        """What a reload with this config would change."""
+        """Return what a reload with this config would change."""
         settings = self._settings_changed(configured, self._configured)
         return replace(
             self.catalog.changes_to(configured.inventory.registry),

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Going(Struct, frozen=True):
-    """What a removal removes. ``models``: the ids of the models that are gone then."""
+    """The files that a removal removes. ``models`` are the ids of the models that are gone then."""
 
     folder: Path
     removals: tuple[Removal, ...]

@@ -146,7 +146,7 @@ class HostedModel:
             self._changed.set()
 
     def _exit_code_of_child(self, runner: InstanceRunner) -> int | None:
-        """As in a shell; None if llamasup does not pass it on."""
+        """Return the exit code as a shell shows it; None if llamasup does not pass it on."""
         exit_ = runner.last_exit if self._service.passes_exit_code else None
         if exit_ is None:
             return None

@@ -209,7 +209,7 @@ class RpcWorker:
 
     @property
     def address(self) -> TcpAddress:
-        """Where clients connect."""
+        """The address to which clients connect."""
         return self.options.tunnel or TcpAddress(self.options.host, self.options.port)
 
     def ask_stop(self) -> None:
@@ -346,7 +346,7 @@ class RpcWorker:
 
 
 class _Shown(TcpAddress, frozen=True):
-    """As ``rpc:`` of a model names it."""
+    """An address in the form of a model's ``rpc:``."""
 
     @property
     def url(self) -> str:

@@ -48,7 +48,7 @@ class Host(Protocol):
 
     @property
     def usage_keep_days(self) -> int | None:
-        """How many days the usage is kept; None if it is not counted."""
+        """The usage is kept for this number of days; None if it is not counted."""
         ...
 
     def observe(self, *observers: Observer) -> None:
@@ -127,7 +127,7 @@ class ControlTarget(Protocol):
     def gauges(self) -> Sequence[InstanceGauges]: ...
 
     def node_gauges(self) -> NodeGauges | None:
-        """Of the other nodes; None if there are none."""
+        """Return the gauges of the other nodes; None if there are none."""
         ...
 
     async def scrape(self) -> Mapping[str, str]:

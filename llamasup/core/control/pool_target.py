@@ -101,7 +101,7 @@ class PoolTarget:
         return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
-        """Of the models that were loaded at least once: a thousand others would be noise."""
+        """Return the gauges of models that were loaded at least once: a thousand others would be noise."""
         return gauges_of(self._runners())
 
     def node_gauges(self) -> NodeGauges | None:
@@ -386,7 +386,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
 
 
 def _until(managed: ManagedModel) -> str | None:
-    """When the model will be unloaded if no request arrives before; None if unknown."""
+    """Return when the model will be unloaded if no request arrives before; None if unknown."""
     left_s = unload_in_s(managed, monotonic())
     if left_s is None:
         return None

@@ -1,4 +1,4 @@
-"""What a service calls when a request has finished, at each event, and at its end."""
+"""Defines what a service calls when a request has finished, at each event, and at its end."""
 
 from __future__ import annotations
 
