@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
-from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from time import monotonic
-from typing import Final, cast
+from typing import Final
 
 from llamasup.core.auth.api_key import NO_LIMITS
 from llamasup.core.http.heads import HttpError, Priority, error_body, error_response, response
 from llamasup.core.observability.counters import GAVE_WAY, HeldSlots
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.body_rules import judge_body
+from llamasup.core.proxy.client_transport import ClientTransport
 from llamasup.core.proxy.connections import host_of
-from llamasup.core.proxy.dialect import Dialect, LocalAnswer
+from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.exchange import Exchange
 from llamasup.core.proxy.interfaces import ProxyContext
 from llamasup.core.proxy.live.state import InFlight, LivePhase, described
-from llamasup.core.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, PHASES, longest_s
+from llamasup.core.proxy.phases import BUSY, HEAD, IDLE, NEW
 from llamasup.core.proxy.reader import RequestReader
 from llamasup.core.proxy.request import Request, record_of
 from llamasup.core.proxy.routing import (
@@ -40,8 +37,6 @@ from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.unavailable import Unavailable
 
-__all__ = ["Downstream"]
-
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
 _FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
 _BATCH: Final = Priority.BATCH
@@ -49,60 +44,23 @@ _log = logging.getLogger("llamasup.proxy")
 _INTERNAL_ERROR = HttpError(
     500, "llamasup failed to serve the request", "server_error", remedy="see llamasup's log", close=True
 )
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with timeout 0: close() drops unsent bytes and sends a reset
 
 
-class Downstream(asyncio.Protocol):
+class Downstream(ClientTransport):
     """One client connection (``WaitingConnection``). At most one exchange runs; the bytes of pipelined
     requests wait, up to a limit.
     """
 
-    __slots__ = (
-        "_access",
-        "_body_base",
-        "_body_since",
-        "_closing",
-        "_exchange",
-        "_idle",
-        "_idle_of_client",
-        "_outbox",
-        "_phase",
-        "_reader",
-        "_reading",
-        "_since",
-        "_unauthenticated",
-        "_unparsed",
-        "_unsent",
-        "_unsent_since",
-        "_upload",
-        "paused",
-        "proxy",
-        "send",
-        "transport",
-    )
+    __slots__ = ("_access", "_exchange", "_reader", "_unparsed", "_upload")
 
-    transport: asyncio.Transport
-    send: Callable[[bytes], None]
     _reader: RequestReader
 
     def __init__(self, proxy: ProxyContext, access: AccessPolicy) -> None:
-        self.proxy = proxy
-        self._outbox = proxy.outbox
-        self.paused = False  # the write buffer is full
+        super().__init__(proxy, needs_key=access.needs_key)
         self._access = access
         self._exchange: Exchange | Waiting | None = None  # the current request, with a generation or waiting
         self._upload: Upload | None = None  # of the current exchange
         self._unparsed = bytearray()  # received while an exchange runs
-        self._idle = self._idle_of_client = proxy.clients.idle
-        self._unauthenticated = access.needs_key  # until the client sends a valid key
-        self._reading = True
-        self._closing = False
-        self._phase = NEW
-        self._since = 0.0  # when the phase began; of a body: when its last piece came, or should have come
-        self._body_since = 0.0  # when the current body began, plus the time of pauses; 0: no body
-        self._body_base = 0  # the bytes of the body that had arrived by then
-        self._unsent = 0
-        self._unsent_since = 0.0
 
     def __repr__(self) -> str:
         return f"<Downstream with {self._exchange!r}>"
@@ -110,14 +68,11 @@ class Downstream(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
-        self.send = partial(self._outbox.put, self.transport)  # in C: one Python call less for each chunk
+        super().connection_made(transport)
         proxy = self.proxy
         local_host = host_of(transport.get_extra_info("sockname"))
         peer = host_of(transport.get_extra_info("peername"))
         self._reader = RequestReader(proxy.limits, self._access, local_host, proxy.next_id, peer)
-        self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
-        self._since = monotonic()
         # A proxy has the connections of all its clients, and is no client itself.
         client = "" if peer in self._access.proxies else peer
         try:
@@ -146,7 +101,9 @@ class Downstream(asyncio.Protocol):
                 self._reader.feed(data)
                 upload.received(self._reader.ready)
             else:
-                self._buffer(data)
+                self._unparsed += data  # pipelined
+                if len(self._unparsed) > self.proxy.limits.pipelined_bytes:
+                    self._pause_reading()
         else:
             self._reader.feed(data)
             self._serve_ready()
@@ -175,22 +132,6 @@ class Downstream(asyncio.Protocol):
             self._serve_ready()
 
     # --- reading
-
-    def _buffer(self, data: bytes) -> None:
-        """Keep pipelined bytes. Above the limit, stop reading from the client."""
-        self._unparsed += data
-        if len(self._unparsed) > self.proxy.limits.pipelined_bytes:
-            self._pause_reading()
-
-    def _pause_reading(self) -> None:
-        if self._reading and not self.transport.is_closing():
-            self._reading = False
-            self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if not self._reading and not self.transport.is_closing():
-            self._reading = True
-            self.transport.resume_reading()
 
     def _serve_ready(self) -> None:
         """Serve pipelined requests in order until one has to wait."""
@@ -241,12 +182,6 @@ class Downstream(asyncio.Protocol):
         elif self._phase not in (IDLE, NEW):
             self._become_idle(monotonic())
 
-    def _become_idle(self, now: float) -> None:
-        if not self._unauthenticated:
-            self._idle[self] = self._idle_of_client[self] = None
-        self._phase = IDLE
-        self._since = now
-
     # --- a body that is buffered
 
     def _accepts_body(self, request: Request) -> bool:
@@ -263,16 +198,6 @@ class Downstream(asyncio.Protocol):
         request.refusal = refusal
         request.keep_alive = False
         self._serve(request)
-
-    def _await_body(self, request: Request) -> None:
-        """Wait for the next piece, with a timeout for each piece and a minimum rate for the whole body."""
-        now, limits = monotonic(), self.proxy.limits
-        if not self._body_since:
-            self._body_since = now
-            self._body_base = request.body_bytes
-        self._phase = BODY
-        earned_s = (request.body_bytes - self._body_base) / limits.body_rate_bytes
-        self._since = min(now, self._body_since + earned_s)
 
     # --- a body that is forwarded while it arrives
 
@@ -310,26 +235,13 @@ class Downstream(asyncio.Protocol):
         upload.pause()  # until the upstream connection is made
         exchange.start()
 
-    def pause_upload(self) -> None:
-        self._phase = PAUSED
-        self._pause_reading()
-
     def upload_over(self) -> None:
         self._upload = None
         self._phase = BUSY
         self._body_since = 0.0
         self._resume_reading()  # so that a disconnect is noticed
 
-    def resume_body(self, request: Request, paused_s: float = 0.0) -> None:
-        if self._body_since:
-            self._body_since += paused_s
-        self._await_body(request)
-        self._resume_reading()
-
     # --- answering
-
-    def keeps_alive(self, request: Request) -> bool:
-        return request.keep_alive and not self.proxy.draining
 
     def _serve(self, request: Request) -> None:
         if self._phase is IDLE or self._phase is NEW:
@@ -347,7 +259,9 @@ class Downstream(asyncio.Protocol):
         proxy = self.proxy
         answerer = answerer_of(request.head, self._access, proxy.backend)
         if answerer not in FORWARDED:
-            self._answer_locally(request, answerer)
+            close = not self.keeps_alive(request)
+            found = answer_locally(answerer, request, self._access, proxy.backend, close=close)
+            self._answered(request, *found)
             return
         try:
             if (
@@ -408,19 +322,14 @@ class Downstream(asyncio.Protocol):
             if isinstance(found, HttpError):
                 self._refuse(request, found)
             else:
-                self._answer_translated(request, found)
+                close = not self.keeps_alive(request)
+                lines, method = (found.lines, request.response_lines), request.head.method
+                answer = response(found.status, found.body, *lines, method=method, close=close, json=False)
+                self._answered(request, found.status, answer)
         except Exception:
             _log.exception("llamasup failed to translate a request")
             self._failed(request)
         return True
-
-    def _answer_translated(self, request: Request, found: LocalAnswer) -> None:
-        close = not self.keeps_alive(request)
-        lines = (found.lines, request.response_lines)
-        method = request.head.method
-        self.send(response(found.status, found.body, *lines, method=method, close=close, json=False))
-        self.proxy.record_request(request, record_of(request, found.status, "local", monotonic()))
-        self._close_after_last(request)
 
     def _failed(self, request: Request) -> None:
         """End a request after an internal error, so that it no longer counts for its key."""
@@ -458,12 +367,6 @@ class Downstream(asyncio.Protocol):
             why = refusal
         self._refuse(request, why.as_error(), "unavailable", model)
 
-    def _answer_locally(self, request: Request, answerer: Answerer) -> None:
-        close = not self.keeps_alive(request)
-        self._answered(
-            request, *answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
-        )
-
     def _answered(self, request: Request, status: int, answer: bytes) -> None:
         self.send(answer)
         self.proxy.record_request(request, record_of(request, status, "local", monotonic()))
@@ -481,19 +384,14 @@ class Downstream(asyncio.Protocol):
         """Answer with an error object. Only before any byte of a response."""
         if request is self._reader.partial:  # the rest of its body may still arrive
             request.keep_alive = False
+        close, method = not self.keeps_alive(request), request.head.method
+        lines, dialect = request.response_lines, self._access.dialect
         if request.keepalive_stream is not None:
             request.keepalive_stream.fail(error_body(error))
-            self._close_after_last(request)
-            return
-        close = not self.keeps_alive(request)
-        method = request.head.method
-        dialect = self._access.dialect
-        if dialect is not None and self._speaks_dialect(request):
-            lines = request.response_lines
+        elif dialect is not None and self._speaks_dialect(request):
             self.send(dialect.error_response(error, lines, method=method, close=close or error.close))
-            self._close_after_last(request)
-            return
-        self.send(error_response(error, request.response_lines, method=method, close=close))
+        else:
+            self.send(error_response(error, lines, method=method, close=close))
         self._close_after_last(request)
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
@@ -535,33 +433,12 @@ class Downstream(asyncio.Protocol):
     # --- the end
 
     def close(self, *, linger: bool = False) -> None:
-        if self._closing:
-            return
-        self._closing = True
         self._unparsed.clear()
-        self._phase = CLOSING
-        self._since = monotonic()
-        self._outbox.flush()
-        if not linger:
-            self.transport.close()
-            return
-        if self.transport.can_write_eof():  # not with TLS, where only the sweep closes
-            self.transport.write_eof()
-        self._resume_reading()
+        super().close(linger=linger)
 
     def abort(self) -> None:
-        """Reset the connection. After a close, a body without length or chunks would look complete."""
         self._client_left()
-        self._outbox.flush()
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None and not self.transport.is_closing():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.transport.abort()
-
-    def close_if_idle(self) -> None:
-        """Close the connection if no request runs: for a drain, or to make room for a new connection."""
-        if self._phase in (IDLE, NEW) and not self._closing:
-            self.close()
+        self._reset()
 
     # --- for the control API
 
@@ -590,23 +467,7 @@ class Downstream(asyncio.Protocol):
         """Check the timeouts. Called every ``Limits.sweep_s``."""
         if self._exchange is not None:
             self._exchange.sweep(now)
-        unsent = self.transport.get_write_buffer_size()
-        if unsent and (self.paused or self._closing):
-            if unsent != self._unsent:
-                self._unsent = unsent
-                self._unsent_since = now
-            elif now - self._unsent_since >= self.proxy.limits.send_stall_s:
-                self.transport.abort()
-        elif now - self._since < longest_s(self._phase, self.proxy.limits):
-            return
-        elif self._closing:
-            if self.transport.is_closing():
-                self.transport.abort()
-            else:
-                self.transport.close()  # the linger time is over
-        elif not (part := PHASES[self._phase].part):
-            self.close()
-        else:
+        if part := self._late_part(now):
             self._reader.refuse(
                 HttpError(408, f"the request's {part} took too long", cause="slow_request", close=True)
             )
