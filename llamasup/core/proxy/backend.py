@@ -39,7 +39,7 @@ class ServedModel(Protocol):
 
     @property
     def repairs(self) -> Repairs:
-        """What is repaired in requests and answers (``repair/``); ``NO_REPAIRS`` itself if nothing is."""
+        """The repairs of requests and answers; ``NO_REPAIRS`` itself if there are none."""
         ...
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
@@ -52,7 +52,7 @@ class ServedModel(Protocol):
 
 
 class ModelRoute(Protocol):
-    """Where the requests for one model go."""
+    """The destination of the requests for one model."""
 
     @property
     def model(self) -> ResolvedModel:

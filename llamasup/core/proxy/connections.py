@@ -51,7 +51,7 @@ class Connection(LiveConnection, Protocol):
 
 
 def most_connections(descriptors: int) -> int:
-    """How many clients fit into this many descriptors. Each client needs two: its own, and one upstream."""
+    """Returns how many clients fit into this many descriptors. Each needs two: its own, and one upstream."""
     return max(8, (descriptors - _RESERVE) // 2)
 
 

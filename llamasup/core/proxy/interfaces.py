@@ -66,7 +66,7 @@ class ProxyContext(Protocol):
     stages: AnswerStages
 
     def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
-        """As ``Connections.enter``. Also raises ConnectionAbortedError if the proxy has been closed."""
+        """Enter a connection (``Connections``). Raises ConnectionAbortedError if the proxy is closed."""
         ...
 
     def on_disconnect(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What is measured of an exchange while its answer is relayed, and how it is shown and recorded."""
+"""Measures an exchange while its answer is relayed, and shows and records it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class MeasuredExchange(Struct, eq=False):
         return b"".join(self.tail)[-8:]
 
     def _silent_s(self, now: float) -> float:
-        """How long the sweeps have seen no progress of an answer that has begun and that its client reads."""
+        """Returns for how long the sweeps have seen no progress of a begun answer whose client reads."""
         has_begun = self.status or self.bytes_out  # these may be held
         if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
             self._swept_bytes = self.bytes_out

@@ -62,6 +62,6 @@ PHASES: Final[Mapping[Phase, PhaseRule]] = MappingProxyType(
 
 
 def longest_s(phase: Phase, limits: Limits) -> float:
-    """How long a connection may stay in this phase, in seconds."""
+    """Returns how long a connection may stay in this phase, in seconds."""
     limit = PHASES[phase].limit
     return float(getattr(limits, limit)) if limit else float("inf")

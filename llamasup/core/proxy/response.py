@@ -26,7 +26,7 @@ from llamasup.core.queueing.endpoint import Endpoint
 
 
 class Position(Enum):
-    """How much of the response the client has."""
+    """The part of the response that the client has."""
 
     NOTHING = "an error can be the response"
     BETWEEN = "an error event can follow the last event"
@@ -34,7 +34,7 @@ class Position(Enum):
 
 
 class Ended(Struct, frozen=True):
-    """How a response ended. ``outcome`` and ``status``: for the record; empty and 0: those of llama-server's
+    """The end of a response. ``outcome`` and ``status``: for the record; empty and 0: those of llama-server's
     answer. ``error``: the error body that the client must still get.
     """
 
@@ -195,7 +195,7 @@ def kept_stream(
     times: tuple[float, float],
     fail: Callable[[HttpError], None],
 ) -> KeptStream | None:
-    """What keeps the stream that begins, so that it can be continued; None: it is not kept.
+    """Returns what keeps the stream that begins, so that it can be continued; None: it is not kept.
 
     ``times``: when the request was sent, and when this answer began. ``fail`` is called, while bytes are
     relayed, if the stream does not continue the one that was kept.

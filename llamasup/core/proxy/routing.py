@@ -84,7 +84,7 @@ FORWARDED: Final = (_MODEL, _CONTROL)  # these need a lease
 
 
 def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
-    """Which part answers a request with this head. The first rule that applies decides."""
+    """Find the part that answers a request with this head. The first rule that applies decides."""
     if head.needs_permit:
         return _MODEL  # no path of llamasup itself runs a model
     if head.origin is not None and access.is_preflight(head):

@@ -181,7 +181,7 @@ class KeptStream(BegunStream, Protocol):
 
 
 class Answered(Struct, frozen=True):
-    """How a response ended. ``complete``: the answer of llama-server could be translated to its end.
+    """The end of a response. ``complete``: the answer of llama-server could be translated to its end.
     ``framed``: the response has its last byte; otherwise the connection closes, so that it looks incomplete.
     """
 
@@ -191,7 +191,7 @@ class Answered(Struct, frozen=True):
 
 
 class ResponseForm(Struct, frozen=True):
-    """How the response to a client is framed. ``lines``: the header lines of llamasup. ``load_s``: how long
+    """The framing of the response to a client. ``lines``: the header lines of llamasup. ``load_s``: how long
     the request waited for a load.
     """
 

@@ -1,4 +1,4 @@
-"""What a client has received of a streamed answer, as events (pure)."""
+"""Reads what a client has received of a streamed answer, as events (pure)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _data(text: bytes) -> Any:
 
 
 class Sent(msgspec.Struct):
-    """What the client has: the answer so far.
+    """The answer so far, which the client has.
 
     ``opening``: the data of the first event of each name or kind, by which the stream is recognized.
     ``pieces``: its tokens, as far as they are known: the events with text. Such an event has more tokens if

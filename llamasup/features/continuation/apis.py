@@ -32,7 +32,7 @@ class Api(Protocol):
     """One form of stream."""
 
     def sent(self, events: Iterable[Event]) -> Sent:
-        """What the client has. Raises NotContinued."""
+        """Read what the client has. Raises NotContinued."""
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         """Change the request so that it continues what the client has. Raises NotContinued."""

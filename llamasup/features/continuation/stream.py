@@ -1,4 +1,4 @@
-"""What is kept of a streamed answer so that it can be continued, and the join of its parts."""
+"""Keeps a streamed answer so that it can be continued, and joins its parts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _GREEDY: Final = 0.0
 
 
 class Fault(StrEnum):
-    """What is wrong with an answer. The names in the header and in the metric."""
+    """A fault of an answer. The names in the header and in the metric."""
 
     TOOL_CALL = "tool_call"
     JSON = "json"
@@ -79,7 +79,7 @@ class Checks(Struct, frozen=True):
         return (self.json is not None and status == 200) or (self.tool_calls and status == 500)
 
     def fault(self, status: int, answer: bytes, *, is_stream: bool) -> Fault | None:
-        """What is wrong with the whole answer; None: nothing, or nothing that another seed changes.
+        """Find what is wrong with the whole answer. None: nothing, or nothing that another seed changes.
 
         An answer that was cut off by ``max_tokens`` would most likely be cut off again.
         """
@@ -102,7 +102,7 @@ class Checks(Struct, frozen=True):
         return found is not None and not found.is_cut and self._matches(found) is True
 
     def _matches(self, answer: Answer) -> bool | None:
-        """None: it takes too long to know."""
+        """Returns None if it takes too long to know."""
         assert self.json is not None
         try:
             return mismatch(self.json, answer, MAX_STEPS) is None
@@ -121,8 +121,8 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
-    """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed: then only
-    an ignored schema is a fault.
+    """Returns None if the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed:
+    then only an ignored schema is a fault.
     """
     tool_calls = repairs.tool_calls and route in _PARSED
     json = asked_json(route, body) if repairs.json else None

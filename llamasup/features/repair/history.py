@@ -65,7 +65,7 @@ def _repair_items(owner: _Fields, name: str, repair: Callable[[_Fields], bool]) 
 
 
 def _repair_message(message: _Fields) -> bool:
-    """Of a chat: ``tool_calls[].function.arguments``."""
+    """Repair a message of a chat: ``tool_calls[].function.arguments``."""
     return _repair_items(message, "tool_calls", _repair_call)
 
 
@@ -80,7 +80,7 @@ def _repair_call(call: _Fields) -> bool:
 
 
 def _repair_item(item: _Fields) -> bool:
-    """Of ``/v1/responses``: a function call."""
+    """Repair a function call of ``/v1/responses``."""
     return bytes(item.get("type", b"")) == b'"function_call"' and _repair_arguments(item)
 
 

@@ -166,7 +166,7 @@ class SecondTry:
         return False
 
     def _fault_of(self, held: HeldAnswer) -> Fault | None:
-        """What is wrong with a complete answer."""
+        """Find what is wrong with a complete answer."""
         try:
             content = held.content()
             if content is None:

@@ -151,7 +151,7 @@ class SecureListener:
         self._listen()
 
     def close(self) -> None:
-        """Also closes the socket, as a server of asyncio does."""
+        """Close the socket as well, as a server of asyncio does."""
         if self._pause is not None:
             self._pause.cancel()
         self._incoming.close()

@@ -135,7 +135,7 @@ class LiveRequests:
         }
 
     def shown_cancel(self, request_id: str) -> Mapping[str, Any]:
-        """As ``cancel``: the requests as the control API shows them."""
+        """Cancel requests, as ``cancel`` does. Returns them as the control API shows them."""
         return {"cancelled": msgspec.to_builtins(list(self.cancel(request_id)))}
 
     def _of_models(self, now: float) -> Iterator[tuple[LiveConnection, InFlight]]:

@@ -1,4 +1,4 @@
-"""Which slots of llama-server work on which request (pure).
+"""Finds the slots of llama-server that work on a request (pure).
 
 llama-server (b11434) numbers the tasks of its slots in the order in which their requests arrived, and does
 not say whose they are. So the requests that hold permits are matched with the slots by their order. If their

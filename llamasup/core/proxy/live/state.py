@@ -1,4 +1,4 @@
-"""What a request does now: its phase, its place in the queue, its tokens (pure)."""
+"""Describes what a request does now: its phase, its place in the queue, its tokens (pure)."""
 
 from __future__ import annotations
 
