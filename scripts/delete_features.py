@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.features import FEATURES, Feature  # noqa: E402
 
-HELD = ("downloads", "peers", "systemd", "wrap")
+HELD = ("downloads", "peers", "wrap")
 """The features that cannot be deleted yet: docs/design.md says why."""
 
 _COPIED = ("llamasup", "tests", "scripts", "pyproject.toml", "README.md")

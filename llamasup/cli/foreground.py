@@ -12,8 +12,8 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -28,17 +28,20 @@ from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.system.process.platform import loop_factory
 from llamasup.core.system.text import json_text
 from llamasup.errors import UsageInvalid
+from llamasup.features import attached
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from llamasup.core.supervision.events import Bus, PublishedEvent
+    from llamasup.core.supervision.states import Policy
     from llamasup.errors import LlamasupError
-    from llamasup.features.systemd.notify import Systemd
-    from llamasup.features.systemd.reporter import SystemdReporter
     from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
 
     AnyService = Service | ServeService | RpcWorker
+    MakeManager = Callable[[AnyService, Policy], "ServiceManager"]
 
 TICK_S = 0.1
 PARENT_ENDED = "The parent ended"
@@ -46,6 +49,22 @@ STDIN_ENDED = "Standard input ended"
 PARENT_STOP_REASONS = frozenset({PARENT_ENDED, STDIN_ENDED, CONSOLE_CLOSED})
 PARENT_STOP_TIMEOUT_S = 1.0
 """Time for requests in flight: their client has probably gone, and llamasup must exit within 2 s (S14)."""
+
+
+class ServiceManager(AbstractContextManager["ServiceManager"], Protocol):
+    """Learns how the service is, as a context manager in the thread of the event loop."""
+
+    def notice(self, notice: PublishedEvent) -> None: ...
+    def stop_asked(self) -> None: ...
+    def reload_asked(self) -> None: ...
+    def asked(self, what: str) -> None:
+        """Called with each request of the control API."""
+        ...
+
+
+def open_sockets() -> tuple[socket, ...]:
+    """Take the listening sockets that a service manager opened for this process."""
+    return tuple(sock for take in attached("sockets") for sock in take(os.environ))
 
 
 class OutputOptions(Struct, frozen=True):
@@ -118,12 +137,11 @@ def _serve(
 ) -> None:
     from llamasup.core.observability.observer import Observer
     from llamasup.core.supervision.events import Bus
-    from llamasup.features.systemd.notify import take_systemd
 
     bus = Bus()
     if events is not None:
         bus.listen(events.on_event)
-    systemd = take_systemd(os.environ)
+    managers: list[MakeManager | None] = [take(os.environ) for take in attached("manager")]
     service = prepare()(bus)
     service.own_log = own_log
     reporter = ConsoleReporter(view, service, began_s)
@@ -131,7 +149,7 @@ def _serve(
     if output.server_log == "stderr":
         service.on_log = view.show_server_log
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_supervise(service, bus, view, reporter, systemd))
+        runner.run(_supervise(service, bus, view, reporter, next(filter(None, managers), None)))
 
 
 class EventLines:
@@ -160,16 +178,14 @@ class EventLines:
 
 
 async def _supervise(
-    service: AnyService, bus: Bus, view: View, reporter: ConsoleReporter, systemd: Systemd | None
+    service: AnyService, bus: Bus, view: View, reporter: ConsoleReporter, make_manager: MakeManager | None
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.call_later(START_S, collect_again)
     with ExitStack() as opened:
-        manager: SystemdReporter | None = None
-        if systemd is not None:
-            from llamasup.features.systemd.reporter import SystemdReporter
-
-            manager = opened.enter_context(SystemdReporter(systemd, service, service.options.policy))
+        manager: ServiceManager | None = None
+        if make_manager is not None:
+            manager = opened.enter_context(make_manager(service, service.options.policy))
             bus.listen(manager.notice)
 
         had_terminal = os.isatty(0)

@@ -55,6 +55,10 @@ class Feature(NamedTuple):
     """``AnswerStages.repair``: checks answers, and may request another one."""
     keep: str = ""
     """``AnswerStages.keep``: keeps a stream, to continue it after its server exits."""
+    sockets: str = ""
+    """``(environ) → sockets``: listening sockets that another program opened for this process."""
+    manager: str = ""
+    """``(environ) → (service, Policy) → ServiceManager``, or None: reports to what started this process."""
     config_problems: str = ""
     """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
@@ -95,6 +99,8 @@ FEATURES: Final = (
     Feature(
         "systemd",
         commands=(command("service", "Run llamasup as a systemd service."),),
+        sockets="llamasup.features.systemd.notify:take_sockets",
+        manager="llamasup.features.systemd.attach:manager",
     ),
     Feature("tracing", observer="llamasup.features.tracing.attach:attach"),
     Feature(

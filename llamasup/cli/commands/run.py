@@ -43,14 +43,13 @@ def run(
     logging: o.Logging,
 ) -> int:
     """Serve one model in the foreground."""
-    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
+    from llamasup.cli.foreground import OutputOptions, open_sockets, serve_until_stopped
 
     if parent["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
 
     def prepare() -> Callable[[Bus], Service]:
         from llamasup.core.auth.key_source import environment_keys
-        from llamasup.features.systemd.notify import take_sockets
         from llamasup.service.run import RunOptions, Service
 
         if batches:
@@ -61,7 +60,7 @@ def run(
             model=model,
             settings=settings,
             api_keys=environment_keys(os.environ),
-            sockets=take_sockets(os.environ),
+            sockets=open_sockets(),
             runtime=runtime,
             **listening,
             **serving,

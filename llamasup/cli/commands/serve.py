@@ -72,7 +72,7 @@ def serve_models(
 
     Returns the exit code (docs/design.md, Exit codes).
     """
-    from llamasup.cli.foreground import serve_until_stopped
+    from llamasup.cli.foreground import open_sockets, serve_until_stopped
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
@@ -81,7 +81,6 @@ def serve_models(
         from llamasup.core.config import Config, load
         from llamasup.core.config.sources import VARIABLE, find_config
         from llamasup.core.system.storage.paths import expanded, require_folders
-        from llamasup.features.systemd.notify import take_sockets
         from llamasup.service.serve import ServeService, serve_options
 
         folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
@@ -102,7 +101,7 @@ def serve_models(
             adjust=adjust,
             more_models=bool(folders),
             api_keys=environment_keys(os.environ),
-            sockets=take_sockets(os.environ),
+            sockets=open_sockets(),
             **given,
         )
         if options.initial_config is not None and options.initial_config.is_front:

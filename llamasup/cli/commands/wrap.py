@@ -58,10 +58,9 @@ def wrap(
     Set the address, the API keys and TLS with llama-server's own flags: --host, --api-key-file,
     --ssl-cert-file.
     """
-    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
+    from llamasup.cli.foreground import OutputOptions, open_sockets, serve_until_stopped
 
     def prepare() -> Callable[[Bus], Service]:
-        from llamasup.features.systemd.notify import take_sockets
         from llamasup.features.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
@@ -71,7 +70,7 @@ def wrap(
 
         options = WrapOptions(
             wrapping,
-            sockets=take_sockets(os.environ),
+            sockets=open_sockets(),
             strict=strict,
             waits_for_first_load=o.was_given(ctx, "wait_timeout_s"),
             **serving,
