@@ -94,7 +94,7 @@ FEATURES: Final = (
         modules=("llamasup.cli.output.download_view",),
     ),
     Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
-    Feature("peers"),
+    Feature("peers", config_problems="llamasup.features.peers.static:config_problems"),
     Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(
         "systemd",

@@ -48,7 +48,6 @@ def environment_issues(
     found = (
         *_auth(reading, environ),
         *_tls(reading),
-        *_peers(reading),
         *_features(reading),
         *_paths(reading),
         *_model_files(reading),
@@ -166,17 +165,6 @@ def _tls(reading: Reading) -> _Found:
         tls_context(str(http.tls_key), str(http.tls_cert))
     except LlamasupError as error:
         yield ("http", "tls_cert"), error.message
-
-
-def _peers(reading: Reading) -> _Found:
-    from llamasup.features.peers.static import peers_of
-
-    for name, entry in reading.config.peers.items():
-        try:
-            peers_of({name: entry})
-        except LlamasupError as error:
-            key = "ca_file" if ".ca_file" in error.message else "key_file"
-            yield ("peers", name, key), _one_line(error)
 
 
 def _features(reading: Reading) -> _Found:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from llamasup.core.config.config_keys import Config
+from llamasup.core.config.issues import Place
 from llamasup.core.settings.sections import PeerEntry
 from llamasup.core.system.storage.folders import read_bounded
-from llamasup.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid, LlamasupError
 from llamasup.features.peers.membership import ExpectedModel, Peer
 
 _MAX_KEY_BYTES = 64 << 10
@@ -44,6 +46,16 @@ class StaticMembership:
 
     def wanted(self, model: str, waiting: int) -> None:
         """Do nothing: no node is started."""
+
+
+def config_problems(config: Config) -> Iterator[tuple[Place, LlamasupError]]:
+    """Return the files of nodes that cannot be used."""
+    for name, entry in config.peers.items():
+        try:
+            peers_of({name: entry})
+        except LlamasupError as error:
+            key = "ca_file" if ".ca_file" in error.message else "key_file"
+            yield ("peers", name, key), error
 
 
 def peers_of(entries: Mapping[str, PeerEntry]) -> tuple[Peer, ...]:
