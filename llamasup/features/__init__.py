@@ -28,7 +28,7 @@ def command(name: str, summary: str, module: str = "") -> CommandEntry:
 
 
 class Feature(NamedTuple):
-    """What belongs to a feature, besides its folder and its tests.
+    """Names what belongs to a feature, besides its folder and its tests.
 
     The fields after ``modules`` are seams. Each names a function or class as ``module:name``.
     """

@@ -158,11 +158,9 @@ class HostedModels:
         return peers
 
     def _make_upgrades(self) -> Upgrades | None:
+        models, use_runtime = self.catalog.managed_models, self._source.use_runtime
         for make in attached("upgrades"):
-            return cast(
-                Upgrades,
-                make(self._pool, self.catalog.managed_models, self._running, self._source.use_runtime),
-            )
+            return cast(Upgrades, make(self._pool, models, self._running, use_runtime))
         return None
 
     def _running(self) -> asyncio.TaskGroup:
