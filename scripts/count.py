@@ -25,17 +25,17 @@ sys.path.insert(0, str(ROOT))
 
 # Lower a bound when its count has fallen. Raise it only with a reason in the message of the commit.
 BOUNDS = {
-    "lines of code in llamasup": 60_500,
-    "lines of code in llamasup/core": 34_000,
-    "lines of code in llamasup/features": 16_000,
-    "lines of code in tests": 92_000,
+    "lines of code in llamasup": 59_500,
+    "lines of code in llamasup/core": 33_400,
+    "lines of code in llamasup/features": 14_300,
+    "lines of code in tests": 91_500,
     "lines of code in scripts": 8_000,
-    "files in llamasup": 590,
+    "files in llamasup": 560,
     "files in scripts": 87,
-    "files above 500 lines": 9,
-    "imports of features in the core": 11,
-    "packages without a docstring": 42,
-    "fragments": 294,
+    "files above 500 lines": 1,
+    "imports of features in the core": 0,
+    "packages without a docstring": 0,
+    "fragments": 0,
 }
 MOST_LINES = 500
 FRAGMENT = re.compile(r"(Of|Those|That of|What|Which|Also|Without|With|As|How|Who|Where|When|If) |None:")

@@ -337,7 +337,7 @@ WhenIdle = Literal["end", "sleep"]
 
 
 class FleetModel(SettingGroup, frozen=True, kw_only=True):
-    """Of one model, where it differs from the others."""
+    """The settings of one model, where they differ from those of the others."""
 
     min_replicas: Annotated[
         int | None, Setting(Integer(0, 10_000), "The least number of replicas.", "that of fleet")
