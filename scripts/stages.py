@@ -113,7 +113,7 @@ def stages_for(arguments: Sequence[str]) -> list[Stage]:
 
 
 def nearest_tests(path: str) -> str:
-    """The tests of a module or a room: ``tests/ROOM/test_MODULE.py``, or the folder nearest to it."""
+    """The tests of a module or a room: ``tests/core/ROOM/test_MODULE.py``, or the folder nearest to it."""
     if not path.startswith("llamasup/"):
         return path
     mirrored = Path("tests", *Path(path).parts[1:])

@@ -1,7 +1,8 @@
 """The list of features: what llamasup can do without, and where each feature attaches to the rest.
 
 A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. The
-command line and the services read this list, and import what it names when it is needed.
+command line and the services read this list, and import what it names when it is needed. Only downloads,
+peers and wrap are imported by services, too (docs/design.md, Core and features).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class CommandEntry(NamedTuple):
 
 
 def command(name: str, summary: str, module: str = "") -> CommandEntry:
-    """The entry of a command. Its module in ``cli/commands`` has its name, or is ``module``."""
+    """Return the entry of a command, whose module in ``cli/commands`` has its name or that of ``module``."""
     return CommandEntry(name, f"llamasup.cli.commands.{module or name}", summary)
 
 

@@ -86,13 +86,13 @@ class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
     slow_request_s: float | None = None
     """Log requests whose answer takes longer to begin, at a limited rate; None: never."""
     no_usage: bool = False
-    """Do not count the usage (``usage/``)."""
+    """Do not count the usage (``features/usage/``)."""
     usage_keep_days: int = USAGE_KEEP_DAYS
     """How many days of it are kept, with today."""
     batches: Batches | None = None
-    """Serve the API for batches (``batch/api/``)."""
+    """Serve the API for batches (``features/batch/api/``)."""
     repair: Repair | None = None
-    """Repair requests and answers (``repair/``); None: off."""
+    """Repair requests and answers (``features/repair/``); None: off."""
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
     """Listening sockets to use instead of opening an address; the service closes them."""

@@ -30,16 +30,14 @@ def floors() -> list[list[str]]:
 def arrows() -> Mapping[str, Mapping[str, int]]:
     """Room → the rooms that it imports, with the number of imports. Annotations count, too.
 
-    The features are one room here. The imports of features in the core are left out: pyproject.toml
-    lists them.
+    The features are one room here.
     """
     graph = grimp.build_graph("llamasup", cache_dir=None)
     found: dict[str, dict[str, int]] = {}
     for module in sorted(graph.modules):
         for imported in sorted(graph.find_modules_directly_imported_by(module)):
             room, other = _room(module), _room(imported)
-            is_upwards = module.startswith("llamasup.core.") and other == "features"
-            if room and other and room != other and not is_upwards:
+            if room and other and room != other:
                 imports = found.setdefault(room, {})
                 imports[other] = imports.get(other, 0) + 1
     return found

@@ -45,7 +45,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True):
     max_queued: int = 256
     """How many requests may wait for a load or a permit; 0: none."""
     continue_streams: bool = False
-    """Whether streamed answers are continued by the next generation (``continuation/``)."""
+    """Whether streamed answers are continued by the next generation (``features/continuation/``)."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     slots_timeout_s: float = 10.0
