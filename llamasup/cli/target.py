@@ -92,7 +92,8 @@ def full_url(url: str) -> str:
 def with_client(command: Callable[..., int | None]) -> Callable[..., Any]:
     """Give ``command(view, client, …)`` a client of the llamasup that the ``TargetOptions`` choose.
 
-    Its own options follow them. Its errors are shown, and the result returns the exit code.
+    The options of ``command`` come after the target options. The returned function shows the errors of
+    ``command``, and returns the exit code.
     """
 
     @functools.wraps(command)

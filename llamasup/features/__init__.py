@@ -133,3 +133,8 @@ def attached(seam: str) -> Iterator[Any]:
         if where := getattr(feature, seam):
             module, _, name = where.partition(":")
             yield getattr(import_module(module), name)
+
+
+def only_attached(seam: str) -> Any | None:
+    """Import and return what is attached to a seam of only one feature; None without this feature."""
+    return next(attached(seam), None)

@@ -10,26 +10,26 @@ from llamasup.core.proxy.interfaces import AnswerStages, ClientConnection
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import KeptStream
 from llamasup.core.settings.repairs import Repairs
-from llamasup.features import attached
+from llamasup.features import only_attached
 
 
 @cache
-def _stages(seam: str) -> tuple[Any, ...]:
-    return tuple(attached(seam))
+def _stage(seam: str) -> Any | None:
+    return only_attached(seam)
 
 
 def _repair(request: Request, repairs: Repairs, metrics: Metrics) -> None:
-    for repair in _stages("repair"):
+    repair = _stage("repair")
+    if repair is not None:
         repair(request, repairs, metrics)
 
 
 def _keep(
     downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
 ) -> KeptStream | None:
-    for keep in _stages("keep"):
-        kept: KeptStream | None = keep(downstream, request, sent_at, first_byte_at)
-        return kept
-    return None
+    keep = _stage("keep")
+    kept: KeptStream | None = None if keep is None else keep(downstream, request, sent_at, first_byte_at)
+    return kept
 
 
 ANSWER_STAGES: Final = AnswerStages(repair=_repair, keep=_keep)

@@ -50,7 +50,7 @@ from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.core.system.process.ready_file import ReadyFile
 from llamasup.core.system.process.sweep import record_ready_file, sweep
 from llamasup.errors import LlamasupError, UsageInvalid
-from llamasup.features import attached
+from llamasup.features import attached, only_attached
 from llamasup.service.answer_stages import ANSWER_STAGES
 from llamasup.service.observers import LastHourObserver, SlowRequests
 from llamasup.service.options import ServiceOptions
@@ -106,7 +106,7 @@ class Workload(Protocol):
     def still_ready(self) -> bool: ...
 
     async def ended(self) -> LlamasupError | None:
-        """Wait for the end. None if it was requested, or the error."""
+        """Wait until the workload has ended. Returns its error; None after a requested stop."""
         ...
 
     def ask_stop(self, *, now: bool) -> None:
@@ -115,8 +115,9 @@ class Workload(Protocol):
 
 
 class ServiceHost:
-    """``listen`` opens the listening sockets; it is called once, before any process is started. The host is
-    the ``ServiceOwner`` of its workload.
+    """Runs one service, and is the ``ServiceOwner`` of its workload.
+
+    ``listen`` opens the listening sockets; it is called once, before any process is started.
     """
 
     def __init__(
@@ -331,9 +332,10 @@ class ServiceHost:
         self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
     ) -> ConsolePages | None:
         """Called once, when the control application is loaded."""
-        for pages in attached("pages"):
-            return cast(ConsolePages, pages(proxy, address, self._proxy_config.hosts, target, wake))
-        return None
+        pages = only_attached("pages")
+        if pages is None:
+            return None
+        return cast(ConsolePages, pages(proxy, address, self._proxy_config.hosts, target, wake))
 
     def _on_event(self, event: PublishedEvent) -> None:
         match event:
@@ -370,15 +372,17 @@ def _listen_for_batches(folder: Path) -> ListenerSet:
 
 def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchWorker, Sequence[BaseRoute]]:
     """The batches, and the routes of their API."""
-    for batches in attached("batches"):
-        return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
-    raise _not_here("batches")
+    batches = only_attached("batches")
+    if batches is None:
+        raise _not_here("batches")
+    return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
 
 
 def _ollama_dialect(workload: Workload) -> Dialect:
-    for dialect in attached("dialect"):
-        return cast(Dialect, dialect(workload.described, workload.keep))
-    raise _not_here("--ollama")
+    dialect = only_attached("dialect")
+    if dialect is None:
+        raise _not_here("--ollama")
+    return cast(Dialect, dialect(workload.described, workload.keep))
 
 
 async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:
@@ -387,7 +391,8 @@ async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:
 
 def _not_here(option: str) -> UsageInvalid:
     return UsageInvalid(
-        f"This llamasup was built without the feature of {option}.", remedy="Install all of it."
+        f"This llamasup was built without the feature of {option}.",
+        remedy="Install the complete package llamasup.",
     )
 
 

@@ -44,7 +44,7 @@ from llamasup.core.supervision.events import (
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.process.log_tail import LogFiles
 from llamasup.errors import LlamasupError
-from llamasup.features import attached
+from llamasup.features import attached, only_attached
 from llamasup.features.downloads.manager import Downloads
 from llamasup.features.peers.membership import Membership
 from llamasup.service.model_files import ModelFiles
@@ -159,9 +159,8 @@ class HostedModels:
 
     def _make_upgrades(self) -> Upgrades | None:
         models, use_runtime = self.catalog.managed_models, self._source.use_runtime
-        for make in attached("upgrades"):
-            return cast(Upgrades, make(self._pool, models, self._running, use_runtime))
-        return None
+        make = only_attached("upgrades")
+        return None if make is None else cast(Upgrades, make(self._pool, models, self._running, use_runtime))
 
     def _running(self) -> asyncio.TaskGroup:
         assert self._tasks is not None  # the control API serves only while this runs

@@ -1,4 +1,4 @@
-"""Observers that every service has: the charts of the last hour, and the reports of slow requests."""
+"""Observers that belong to no feature: the charts of the last hour, and the reports of slow requests."""
 
 from __future__ import annotations
 

@@ -14,6 +14,13 @@ def chunk(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
+def is_chunked(framing: bytes | None) -> bool:
+    """Whether the header line that frames a body says that it comes in chunks. None: its end is that of the
+    connection.
+    """
+    return framing is not None and framing.startswith(b"Transfer")
+
+
 class Dechunker:
     """Decodes a chunked body and passes its payload to ``write``."""
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from llamasup.core.http.chunks import is_chunked
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.token_meter import TokenMeter
 from llamasup.core.observability.counters import CANCELLED, GAVE_WAY
@@ -35,6 +36,7 @@ from llamasup.core.proxy.upstream.abandoned import Abandoned
 from llamasup.core.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.queueing.request_queue import GRACE_S
 from llamasup.core.queueing.unavailable import Unavailable
 
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
@@ -124,7 +126,7 @@ class Exchange(MeasuredExchange, eq=False):
             and request.keepalive_stream is None
             and request.translation is None
             and framing is not None
-            and not (request.http_1_0 and framing.startswith(b"Transfer"))
+            and not (request.http_1_0 and is_chunked(framing))
             and not (request.head.route.has_paths and request.hides_paths)
         ):
             self._write = send = downstream.send
@@ -425,6 +427,8 @@ class Exchange(MeasuredExchange, eq=False):
         if not may_leave(request, self.status, refused=refused):
             return False
         downstream = self._downstream
+        if refused:
+            endpoint.ejected_until_s = monotonic() + GRACE_S
         queue = queue_after(request, endpoint, downstream.proxy.backend, refused=refused)
         if queue is None:
             return False

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 from llamasup.core.http.finish_reason import is_shared_full
 from llamasup.core.proxy.backend import Backend
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead
 from llamasup.core.queueing.endpoint import Endpoint, Lease
-from llamasup.core.queueing.request_queue import GRACE_S, RequestQueue
+from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.suspects import POISON
 from llamasup.core.queueing.unavailable import Unavailable
 
 
 def may_leave(request: Request, status: int, *, refused: bool) -> bool:
-    """Whether another server may get the request. ``status``: of the answer that has begun, or 0: then only
-    the rest of a kept stream may come from another server. ``refused``: its server has refused it.
+    """Whether another server may get the request. ``refused``: its server has refused it.
+
+    ``status`` is 0 before the answer has begun. After that, only the rest of a kept stream may come from
+    another server.
     """
     if not request.replayable or (status and (refused or request.kept_stream is None)):
         return False
@@ -28,10 +28,9 @@ def queue_after(
 ) -> RequestQueue | None:
     """The queue in which a request waits that has left ``endpoint``; None: no other server may get it.
 
-    A request that was ``refused`` goes only to another server, which may have to start first.
+    A request that was ``refused`` goes only to another server, which may have to start first. The caller has
+    ejected ``endpoint`` then, so that the backend can choose between this node and others.
     """
-    if refused:  # before the choice between this node and others
-        endpoint.ejected_until_s = monotonic() + GRACE_S
     route = backend.resolve(endpoint.model, local=request.head.from_node)
     if isinstance(route, Unavailable):
         return None  # the model was removed from the configuration in the meantime

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
 from llamasup.core.http.heads import HttpError, error_body
 from llamasup.core.http.sse import error_event
 from llamasup.core.models.redaction import without_folders
@@ -90,14 +90,14 @@ class Response:
         """Send a head. The returned function removes paths and chunks that the client must not get."""
         request, downstream = self._request, self._downstream
         write: Callable[[bytes], None] = downstream.send
-        is_chunked = framing is not None and framing.startswith(b"Transfer")
+        chunked = is_chunked(framing)
         if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
             request.keep_alive = False
-        elif request.http_1_0 and is_chunked:
+        elif request.http_1_0 and chunked:
             framing, write = None, Dechunker(write).write
         if request.head.route.has_paths and request.hides_paths:
-            rechunk = is_chunked and not request.http_1_0
-            self._redacted = _RedactedBody(downstream.send, is_chunked=is_chunked, rechunk=rechunk)
+            rechunk = chunked and not request.http_1_0
+            self._redacted = _RedactedBody(downstream.send, is_chunked=chunked, rechunk=rechunk)
             write = self._redacted.add
         downstream.send(
             response_head(
@@ -126,7 +126,7 @@ class Response:
             downstream.send,
             head.status,
             form,
-            is_chunked=framing is not None and framing.startswith(b"Transfer"),
+            is_chunked=is_chunked(framing),
             streams_events=head.streams_events,
             end=self._end_soon,
         )
@@ -206,8 +206,8 @@ def kept_stream(
         return stream
     if route is None or not route.served.queue.continues_streams:
         return None
-    is_chunked = framing is not None and framing.startswith(b"Transfer")
-    if head.status == 200 and is_chunked and request.replayable and downstream.proxy.stages.keep is not None:
+    may_keep = head.status == 200 and is_chunked(framing) and request.replayable
+    if may_keep and downstream.proxy.stages.keep is not None:
         request.kept_stream = downstream.proxy.stages.keep(downstream, request, *times)
     return request.kept_stream
 

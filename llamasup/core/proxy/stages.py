@@ -299,7 +299,7 @@ class SecondTry(Protocol):
         ...
 
     def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """An answer begins. Whether it is held until its end."""
+        """Called when an answer begins. Returns whether the answer is held until its end."""
         ...
 
     def completed(self, exchange: HeldExchange, *, draining: bool) -> bool:

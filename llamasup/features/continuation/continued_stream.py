@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from llamasup.core.http.chunks import is_chunked
 from llamasup.core.http.heads import HttpError, error_body
 from llamasup.core.proxy.answers.sse_keepalive import KeepaliveStream
 from llamasup.core.proxy.interfaces import ClientConnection
@@ -138,7 +139,7 @@ class ContinuedStream:
         return self._rest.is_relayed
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        if not is_stream or framing is None or not framing.startswith(b"Transfer"):
+        if not is_stream or not is_chunked(framing):
             return self._rest.join(is_stream=False, framing=framing)
         try:
             self._recording.begin(self._write, repeats=self._repeats)

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.http.chunks import Dechunker
+from llamasup.core.http.chunks import Dechunker, is_chunked
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import CHATS, RESPONSES
 from llamasup.core.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
@@ -67,7 +67,7 @@ class HeldAnswer(Struct):
         """Its body without its framing; None: it is compressed."""
         if b"\r\ncontent-encoding:" in b"\r\n" + self.lines.lower():
             return None
-        if self.framing is None or not self.framing.startswith(b"Transfer"):
+        if not is_chunked(self.framing):
             return self.body
         pieces: list[bytes] = []
         Dechunker(pieces.append).write(self.body)
@@ -112,7 +112,7 @@ class SecondTry:
     # --- while an answer arrives
 
     def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Whether the answer that begins is held until its end. Another node decides that itself."""
+        """Called when an answer begins. Returns whether it is held. Another node decides that itself."""
         self._held = None  # of a server that has ended
         if exchange.endpoint.node is not None or exchange.is_uploaded:
             return False

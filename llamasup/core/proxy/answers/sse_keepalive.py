@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
 from llamasup.core.http.heads import status_line
 from llamasup.core.http.sse import error_event, error_of
 from llamasup.core.proxy.interfaces import ClientConnection
@@ -78,7 +78,7 @@ class KeepaliveStream:
         return self._body is None
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        chunked = framing is not None and framing.startswith(b"Transfer")
+        chunked = is_chunked(framing)
         write = self._downstream.send
         if not is_stream:
             self._body = []
