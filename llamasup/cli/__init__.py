@@ -27,4 +27,5 @@ def main() -> None:
         app(prog_name="llamasup", obj=began_s)
     except Interrupted as interrupted:
         # For a server, a stop before its start is a success.
-        sys.exit(0 if sys.argv[1:2] in (["run"], ["wrap"]) else 128 + interrupted.signal_number)
+        serves = sys.argv[1:2] in (["run"], ["serve"], ["rpc-worker"], ["wrap"])
+        sys.exit(0 if serves else 128 + interrupted.signal_number)

@@ -77,13 +77,15 @@ _PYTHON, _LLAMASUP = "python", "llamasup"
 
 
 @pytest.mark.parametrize(
-    ("begun", "delay_s"),
+    ("which", "begun", "delay_s"),
     [
-        *((_PYTHON, delay_s) for delay_s in (0.02, 0.06, 0.1)),
-        *((_LLAMASUP, delay_s) for delay_s in (0.0, 0.05, 0.1, 0.2, 0.3)),
+        *(("run", _PYTHON, delay_s) for delay_s in (0.02, 0.06, 0.1)),
+        *(("run", _LLAMASUP, delay_s) for delay_s in (0.0, 0.05, 0.1, 0.2, 0.3)),
+        *(("serve", _LLAMASUP, delay_s) for delay_s in (0.0, 0.1, 0.2, 0.3)),
     ],
 )
 def test_sigterm_at_any_moment_of_the_start_is_a_stop(
+    which: str,
     begun: str,
     delay_s: float,
     tiny_model: Path,
@@ -95,8 +97,9 @@ def test_sigterm_at_any_moment_of_the_start_is_a_stop(
 
     Before llamasup has begun, a signal ends Python as it ends any program.
     """
+    models = [str(tiny_model)] if which == "run" else ["--models-dir", str(tiny_model.parent)]
     process = subprocess.Popen(
-        command("run", str(tiny_model), "--runtime", fake_server("load_s=0.1"), "--port", "0"),
+        command(which, *models, "--runtime", fake_server("load_s=0.1"), "--port", "0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

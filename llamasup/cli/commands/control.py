@@ -106,7 +106,7 @@ def status(view: View, client: ControlClient, *, all_: AllModels = False, json: 
 def why(view: View, client: ControlClient, model: Model = None, *, json: o.Json = False) -> None:
     """Say why a model is in its state, and what would have to change.
 
-    The state may be that it is loaded, waits, was evicted, restarted or refused, or is smaller than asked.
+    Explains why a model is loaded, waiting, evicted, restarted, refused, or smaller than asked for.
     """
     answer = client.why(_named(client, model))
     if json:

@@ -182,7 +182,7 @@ def unreported_tokens(
     if generates and (not whole or items_reported < items):
         made = tokens_made_in(seconds, tokens_per_s, min(items, max_concurrent))
         if streams:
-            # Before the first byte, time may have gone to the prompt. Its tokens take less time than others.
+            # Some of the time before the first byte was spent on the prompt, whose tokens take less time.
             made = max(events, made if begun else made - missing)
         elif items_reported:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_reported * items)

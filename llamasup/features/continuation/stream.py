@@ -23,7 +23,7 @@ _OTHER_EVENT_END: Final = b"\r\n\r\n\r\n"  # which no llama-server sends
 _LAST_CHUNK_END: Final = b"0\r\n\r\n"
 
 
-# Of strange values: the errors must not end the task of the event loop that relays the answer.
+# A llama-server can send strange values. Their errors must not stop the task that relays the answer.
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -72,7 +72,8 @@ class Recording:
     def begin(self, write: Callable[[bytes], None], *, repeats: bool | None = None) -> None:
         """A generation begins its part of the answer. ``write`` sends to the client.
 
-        ``repeats``: whether it repeats a begun message that it continues; None: it does not continue any.
+        ``repeats`` is true if this llama-server sends the text of a message that it continues again, and None
+        if it cannot continue messages.
         Raises NotContinued if a later part needs that.
         """
         self._write = write

@@ -2,7 +2,8 @@
 
 The owner updates it with what is known of the nodes. An endpoint has as many permits as the node has slots
 for the model, so that requests wait here, where clients take turns. The queue of the node protects it from
-several nodes that send requests. To a node that has not loaded the model goes one request, which loads it.
+several nodes that send requests. A node that must first load the model gets only one request, which
+starts the load.
 """
 
 from __future__ import annotations

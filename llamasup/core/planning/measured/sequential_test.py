@@ -19,12 +19,12 @@ that this test does not reject form a confidence interval for the median ratio; 
 probability of at most 1.25 %. A tuning makes at most two such proofs, so it takes a change that is no gain in
 at most 2.5 % of all cases.
 
-*Bounds.* Those of one proof contain the median ratio at all times together with 97.5 %, and those of both
-proofs of a tuning with 95 %. This holds before it is known whether a change is taken. But bounds are shown
-only for a change that is taken, and of the small gains only the lucky proofs are: their gain is shown too
-large. With noise of 10 % in each round, 0.6 % of the proofs of a true gain of 1.005 take it; the mean gain
-that these show is 1.06, and the bounds of half of them do not contain 1.005. From a true gain of 1.05 on,
-this is below 1 %.
+*Bounds.* With 97.5 % confidence, the bounds of one proof contain the median ratio at every step; with 95 %
+confidence, the bounds of both proofs of a tuning do. This holds before it is known whether a change is taken.
+But bounds are shown only for a change that is taken, and of the small gains only the lucky proofs are: their
+gain is shown too large. With noise of 10 % in each round, 0.6 % of the proofs of a true gain of 1.005 take
+it; the mean gain that these show is 1.06, and the bounds of half of them do not contain 1.005. From a true
+gain of 1.05 on, this is below 1 %.
 
 *Power.* If all pairs are won, nine are enough. A noisy neighbour makes the test longer, and does not change
 the error rate.
