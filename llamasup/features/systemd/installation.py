@@ -237,7 +237,7 @@ def program_paths(runtime: Runtime) -> list[Path]:
     Python.
     """
     program = Path(sys.executable)
-    paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[4]]
+    paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]
     paths.append(program.parent if python_executable() is None else program.resolve().parent.parent)
     return [*paths, plain_path(runtime.path).parent] if runtime.kind == "binary" else paths
 

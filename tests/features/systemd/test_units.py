@@ -12,6 +12,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from msgspec.structs import replace
 
+import llamasup
+from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.llama_server.inspect import Runtime
+from llamasup.features.systemd.installation import program_paths
 from llamasup.features.systemd.systemctl import systemd_version
 from llamasup.features.systemd.unit_file import Credential, Unit, unit_text
 from tests.e2e.driver import run_to_end
@@ -106,6 +110,14 @@ def test_systemd_verifies_the_printed_unit(tmp_path: Path, tiny_model: Path) -> 
     checked = analyze(tmp_path, "verify", "--man=no", str(path))
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "WantedBy=multi-user.target" in done.stdout
+
+
+def test_unit_reads_the_folder_of_the_package_and_none_above_it() -> None:
+    """A checkout may be in a home, which a service must not see."""
+    runtime = Runtime("binary", "/opt/llama/llama-server", ("llama-server",), Capabilities("1", (), ()))
+    package = Path(str(llamasup.__file__)).parent
+    assert package.parent in program_paths(runtime)
+    assert not {package.parents[1], package.parents[2]} & set(program_paths(runtime))
 
 
 def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Path) -> None:
