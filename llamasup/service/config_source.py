@@ -55,7 +55,7 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     """Models besides those of the file are served."""
     runtime: str | None = None
     configured_runtime: RuntimeChoice = RuntimeChoice()
-    """That of the config; ``runtime`` and $LLAMASUP_RUNTIME come first."""
+    """The runtime of the config; ``runtime`` and $LLAMASUP_RUNTIME come first."""
     fail_on_preload_error: bool = False
     """End with the error if a model cannot be preloaded."""
     membership: Callable[[], Membership] | None = None

@@ -88,7 +88,7 @@ class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
     no_usage: bool = False
     """Do not count the usage (``features/usage/``)."""
     usage_keep_days: int = USAGE_KEEP_DAYS
-    """How many days of it are kept, with today."""
+    """The usage is kept for this number of days, with today."""
     batches: Batches | None = None
     """Serve the API for batches (``features/batch/api/``)."""
     repair: Repair | None = None

@@ -40,7 +40,7 @@ class RequestUpdates:
         self._looked_s = float("-inf")
         self._made_s = float("-inf")
         self.frame = b""
-        """Of the last event."""
+        """The frame of the last event."""
 
     @contextmanager
     def watched(self, wake: asyncio.Event) -> Iterator[Watcher]:

@@ -25,9 +25,9 @@ class _Paths(NamedTuple):
 
     separator: str
     root: str
-    """What ``place`` recognises, as text."""
+    """The text that ``place`` recognises."""
     after: str
-    """What may follow a known path: `/srv/my models/x` is not in `/srv/my`."""
+    """The text that may follow a known path: `/srv/my models/x` is not in `/srv/my`."""
     place: re.Pattern[str]
     quoted: re.Pattern[str]
     bare: re.Pattern[str]

@@ -16,7 +16,7 @@ from llamasup.core.settings.sections import VirtualEntry
 from llamasup.errors import ConfigInvalid
 
 MAX_CANDIDATES: Final = 64
-"""Of one virtual model; each is looked at for each of its requests."""
+"""The most candidates of one virtual model: each of its requests looks at all of them."""
 MAX_CHAIN: Final = 8
 """Virtual models one after the other."""
 

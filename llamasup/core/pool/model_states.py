@@ -124,7 +124,7 @@ class Model(Struct, frozen=True):
     error: LlamasupError | None = None
     """Why it cannot be loaded for now (FAILED)."""
     answer: Unavailable | None = None
-    """What requests are told in REMOVED; in FAILED, the error of its server, if any."""
+    """The answer to requests in REMOVED; in FAILED, the error of its server, if any."""
     for_id: str = ""
     """The model that gets its memory (CORDONED, UNLOADING)."""
     stopping: bool = False

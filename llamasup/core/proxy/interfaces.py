@@ -47,7 +47,7 @@ class ProxyContext(Protocol):
     backend: Backend
     config: ProxyConfig
     limits: Limits
-    """Those of ``config``."""
+    """The limits of ``config``."""
     keys: Keys
     bodies: Bodies
     batches: BatchGate

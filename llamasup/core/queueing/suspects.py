@@ -22,7 +22,7 @@ MIN_ALONE_S: Final = 10.0
 KEPT_S: Final = 300.0
 """How long a body is known. A client that repeats a failed request does so within minutes."""
 MAX_KEPT: Final = 256
-"""Of bodies, as many as requests wait; each takes 200 bytes."""
+"""As many bodies are kept as requests wait; each takes 200 bytes."""
 
 POISON: Final = b'"poison_request"'
 """How the body of the refusal can be recognized."""

@@ -16,7 +16,7 @@ from llamasup.core.settings.names import MAX_LETTERS, NAME, is_pattern, why_not_
 from llamasup.core.settings.units import DURATION, PERCENT, SIZE, Size, read_duration, read_size
 
 Names = Literal["", "nothing", "program", "path", "host", "flags", "rights"]
-"""What a value names outside of llamasup: a program that is started, a path that is read or written, a host
+"""A value names this outside of llamasup: a program that is started, a path that is read or written, a host
 that gets secrets or is in the private network, or flags of llama-server. ``rights``: who may do what. Empty:
 a kind that holds anything, so the setting decides.
 """

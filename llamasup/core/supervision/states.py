@@ -66,7 +66,7 @@ class Policy(PolicyOptions, frozen=True, kw_only=True):
     knows_all_keys: bool = True
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
     repairs: Repairs = NO_REPAIRS
-    """What is repaired in its requests and answers."""
+    """The repairs of its requests and answers."""
     terminate_again_s: float = 0.5
     """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
     kill_again_s: float = 5.0

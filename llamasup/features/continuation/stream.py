@@ -44,10 +44,10 @@ class Recording:
         self._payloads: list[bytes] = []
         self._write: Callable[[bytes], None] | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        """What was sent last."""
+        """The last bytes that were sent."""
         self.sent_bytes = 0
         self.pieces = 0
-        """Of the first part, once its rest has been asked for."""
+        """The pieces of the first part, once its rest has been requested."""
         self.uncounted = ""
         """Its text, if that may have more tokens than ``pieces``."""
 

@@ -33,8 +33,8 @@ from llamasup.features.ollama.fields import Refused
 from llamasup.features.ollama.requests import Features, OllamaRequest, check_features
 
 MAX_BYTES: Final = 128 << 20
-"""Of an answer that is held until it is complete: the embeddings of some thousand texts. Its translation
-takes up to four times as much memory for a moment, which ``Bodies`` does not count."""
+"""The most bytes of an answer that is held until it is complete: the embeddings of some thousand texts. Its
+translation takes up to four times as much memory for a moment, which ``Bodies`` does not count."""
 
 JSON: Final = b"Content-Type: application/json; charset=utf-8\r\n"
 _NDJSON: Final = b"Content-Type: application/x-ndjson\r\n"

@@ -33,8 +33,8 @@ MAX_HELD: Final = 1 << 20
 of JSON have fewer."""
 
 MAX_STEPS: Final = 10_000
-"""Of a check against a schema: an object with twenty fields takes 74 (12 ms for 100 of them), and the check
-of a hostile schema ends after 0.05 s, for which other requests wait."""
+"""The most steps of a check against a schema: an object with twenty fields takes 74 (12 ms for 100), and
+the check of a hostile schema ends after 0.05 s, for which other requests wait."""
 
 _MISMATCH: Final = b"The model produced output that does not match the expected "
 """common/chat.cpp of b11434, ``common_chat_peg_parse``; the name of the format follows."""

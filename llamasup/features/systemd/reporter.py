@@ -49,7 +49,7 @@ class ReportedService(Protocol):
 
 
 _SLACK_S = 5.0
-"""What a stop needs besides drain and stop time-out: closing connections, removing the run folder."""
+"""A stop needs this besides drain and stop time-out: closing connections, removing the run folder."""
 
 
 class SystemdReporter:

@@ -75,7 +75,7 @@ class Comparison:
         self.starts_s: list[float] = []
         self.default_times: list[float] = []
         self.measured: list[tuple[Measurement, Measurement]] = []
-        """Of the default and the candidate of the last round, in all its rounds."""
+        """The measurements of the default and of the candidate of the last round, in all its rounds."""
         self._launch = launch
         self._folder = folder
         self._purpose = purpose

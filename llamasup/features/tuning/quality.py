@@ -61,7 +61,7 @@ class TokenOdds(Struct, frozen=True):
 
 
 Distribution = tuple[TokenOdds, ...]
-"""Of the tokens after one prompt."""
+"""A distribution of the tokens after one prompt."""
 
 
 def probe_body(prompt: Sequence[int], answer: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.request_queue import Preference, QueueEntry
 
 MAX_READ_BYTES: Final = 256 << 10
-"""Of waiting bodies, for one free permit: a megabyte takes 1 to 20 ms."""
+"""The most bytes of waiting bodies that are read for one free permit: a megabyte takes 1 to 20 ms."""
 
 
 class LoadBalancer:

@@ -17,7 +17,7 @@ from llamasup.core.system.text import memory_text
 BuildKind = Literal["upgrade", "keep", "return"]
 
 LoadedBy = Literal["request", "command", "preload", "start", "update"]
-"""What a load is for."""
+"""The reason of a load."""
 
 _LOADED_BY: Final[Mapping[LoadedBy, str]] = {
     "request": "a request asked for it",
