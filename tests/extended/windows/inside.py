@@ -93,7 +93,7 @@ class Session:
 
     def rights(self, path: str) -> list[list[str]]:
         """The names of this user in access control lists, and those that the list of ``path`` has."""
-        module = vars(importlib.import_module("llamasup.core.system.native.windows"))
+        module = vars(importlib.import_module("llamasup.core.system.native.windows_acl"))
         user = module["_user_sid"]()
         return [
             [user, module["_in_sddl"](user)],
