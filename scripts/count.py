@@ -25,13 +25,13 @@ sys.path.insert(0, str(ROOT))
 
 # Lower a bound when its count has fallen. Raise it only with a reason in the message of the commit.
 BOUNDS = {
-    "lines of code in llamasup": 59_500,
-    "lines of code in llamasup/core": 33_400,
-    "lines of code in llamasup/features": 14_300,
-    "lines of code in tests": 91_500,
-    "lines of code in scripts": 8_000,
-    "files in llamasup": 560,
-    "files in scripts": 87,
+    "lines of code in llamasup": 60_000,
+    "lines of code in llamasup/core": 34_000,
+    "lines of code in llamasup/features": 15_000,
+    "lines of code in tests": 92_000,
+    "lines of code in scripts": 8_200,
+    "files in llamasup": 570,
+    "files in scripts": 90,
     "files above 500 lines": 1,
     "imports of features in the core": 0,
     "packages without a docstring": 0,
