@@ -228,7 +228,12 @@ class ServiceHost:
             if ready_file is not None:
                 ready_file.remove()
             for close in self._closing:
-                close()
+                try:
+                    close()
+                except Exception:
+                    _log.exception(
+                        "an observer could not be closed"
+                    )  # the others, and the last event, must follow
             self._bus.publish(Stopped())
         if error is not None:
             raise error

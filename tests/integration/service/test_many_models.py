@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.config import Config, load
+from llamasup.core.observability.observer import Observer
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.core.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
+from llamasup.core.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent, Stopped
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.errors import ConfigInvalid, ModelInvalid
 from llamasup.service import config_source
@@ -47,7 +48,7 @@ class ServiceHost:
 
 
 @asynccontextmanager
-async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
+async def hosting(path: Path, *observers: Observer) -> AsyncIterator[ServiceHost]:
     """``serve`` in this process, with this config."""
     bus, notices = Bus(), list[PublishedEvent]()
     bus.listen(notices.append)
@@ -57,6 +58,7 @@ async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
 
     options = ServeOptions(config=read, config_file=path, port=0, runtime=read().runtime.path)
     service = ServeService(options, bus)
+    service.observe(*observers)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())
         async with asyncio.timeout(PATIENCE_S):
@@ -117,6 +119,19 @@ def test_a_reload_without_changes_touches_nothing(config: Path) -> None:
             assert it.pid("a") == pid
 
     asyncio.run(test())
+
+
+@async_test
+async def test_observer_that_cannot_be_closed_affects_no_other_and_not_the_last_event(config: Path) -> None:
+    closed = []
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    async with hosting(config, Observer(close=fail), Observer(close=lambda: closed.append(True))) as it:
+        notices = it.notices
+    assert closed == [True]
+    assert isinstance(notices[-1], Stopped)
 
 
 def test_every_process_of_a_model_is_counted(config: Path, tmp_path: Path, tiny_model: Path) -> None:
