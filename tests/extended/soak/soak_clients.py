@@ -277,7 +277,7 @@ _INVALID_REQUESTS: tuple[tuple[bytes, int], ...] = (
     (post("/props", {}), 403),
     (post("/slots/0?action=save", {}), 403),
     (b"POST /completion HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n"
-     b"Content-Length: 41943040\r\n\r\n" % KEY.encode(), 413),
+     b"Content-Length: 209715200\r\n\r\n" % KEY.encode(), 413),
     (request("GET", "/v1/models", headers=f"X-Large: {'x' * 70_000}\r\n"), 431),
     (request("POST", "/v1/chat/completions", b'{"messages": '), 400),
     (post("/v1/chat/completions", {"messages": "none"}), 400),
