@@ -421,7 +421,7 @@ class Exchange(MeasuredExchange, eq=False):
         to continue its answer.
 
         ``refused``: its server has answered, so only another one may get it, which may have to start first.
-        ``crowded``: its server has no room for it beside others.
+        ``crowded``: its server has no room for it together with others.
         """
         request, endpoint = self._request, self._lease.endpoint
         if not may_leave(request, self.status, refused=refused):

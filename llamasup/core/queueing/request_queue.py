@@ -34,7 +34,7 @@ from llamasup.core.system.timers import CallLater, DeadlineTimer, call_later
 MAX_WAITING: Final = 256  # each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
 GRACE_S: Final = 0.5
-"""How long a generation that broke a request is ejected. The exit of a child is noticed within 0.1 s, so
+"""A generation that broke a request is ejected for so long. The exit of a child is noticed within 0.1 s, so
 a generation that serves after this time was not dying."""
 
 

@@ -1,4 +1,4 @@
-"""Keeps an endpoint free for the next suspect, so that nothing runs beside it (``suspects.py`` says why)."""
+"""Keeps an endpoint free for the next suspect, so that it runs alone (``suspects.py`` says why)."""
 
 from __future__ import annotations
 

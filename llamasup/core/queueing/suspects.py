@@ -1,7 +1,8 @@
 """Decides which requests may have ended their llama-server, and what happens to them (pure).
 
 When a server ends, each request in flight is a suspect. Suspects are sent again one at a time, and nothing
-else runs beside a suspect. So a request that ends a second server, alone, is the cause, and is refused.
+else runs at the same time as a suspect. So a request that ends a second server, alone, is the cause, and is
+refused.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from msgspec import Struct
 from llamasup.core.queueing.unavailable import Unavailable
 
 MAX_ENDS: Final = 3
-"""How many ends a request sees at most: something else may have run beside it at the second one."""
+"""A request sees at most so many ends: at the second one, another request may have been in flight."""
 MIN_ALONE_S: Final = 10.0
-"""How long a suspect is alone at least."""
+"""A suspect is alone for at least so long."""
 KEPT_S: Final = 300.0
-"""How long a body is known. A client that repeats a failed request does so within minutes."""
+"""A body is known for so long. A client that repeats a failed request does so within minutes."""
 MAX_KEPT: Final = 256
-"""As many bodies are kept as requests wait; each takes 200 bytes."""
+"""The number of bodies that are kept is that of waiting requests. Each body takes 200 bytes."""
 
 POISON: Final = b'"poison_request"'
-"""How the body of the refusal can be recognized."""
+"""The part of a refusal by which its body is recognized."""
 _POISON: Final = Unavailable(
     503,
     "This request has ended its llama-server twice, the second time while no other request ran",
@@ -46,7 +47,7 @@ def next_step(ends: int, *, alone: bool) -> Next:
     """Decide what happens to a request after an end.
 
     ``ends``: the number of ends in which it was in flight, including this one. ``alone``: it was sent as a
-    suspect, and nothing ran beside it.
+    suspect, and ran alone.
     """
     if alone and ends > 1:
         return Next.REFUSED

@@ -60,7 +60,7 @@ class Policy(PolicyOptions, frozen=True, kw_only=True):
     """All times in seconds."""
 
     limits_to_slots: bool = True
-    """If false, only ``max_concurrent`` limits the running jobs."""
+    """Whether the slots limit the running jobs; else only ``max_concurrent`` does."""
     waits_for_first_load: bool = True
     """If false, llama-server itself answers during its first load: with 503, at once."""
     knows_all_keys: bool = True

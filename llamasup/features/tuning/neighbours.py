@@ -16,7 +16,7 @@ from llamasup.core.system.process.ownership import recorded_children
 from llamasup.core.system.process.run_folder import NO_CONTROL, run_folders
 
 POLL_S = 0.005
-"""How often to look. A look takes 1 µs for each server."""
+"""The time between two looks. A look takes 1 µs for each server."""
 _WINDOW_S = 0.1
 # Several questions of its llamasup at once take less, and one token of a tiny model takes more.
 _BUSY_CPU_S = 0.004

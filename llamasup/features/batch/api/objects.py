@@ -259,7 +259,7 @@ def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Mapping[str
 # --- turns
 
 TURN_S: Final = 300.0
-"""How long a batch runs while other clients have batches. Ending a turn costs the answers in flight."""
+"""A batch runs for so long while other clients have batches. Ending a turn costs the answers in flight."""
 
 
 def next_batch(unfinished: Sequence[StoredBatch], turns: Mapping[str, int], now_s: int) -> StoredBatch | None:
