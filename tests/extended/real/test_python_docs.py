@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 import llamasup
 from tests.e2e.driver import PATIENCE_S
 from tests.kit.paths import ROOT
+from tests.kit.tour import blocks
 
 pytestmark = pytest.mark.one_runtime
 
 DOCS = (ROOT / "docs" / "python.md").read_text("utf-8")
-README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
 (APPLICATION,) = [block for block in BLOCKS if "lifespan=" in block]
 PROGRAMS = [block for block in BLOCKS if block is not APPLICATION]
@@ -30,7 +30,7 @@ def chosen(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_page_has_the_expected_examples() -> None:
     assert len(PROGRAMS) == 7
-    (shown,) = re.findall(r"^```py\n(.*?)^```$", README, re.M | re.S)
+    (shown,) = blocks("py")
     assert shown == PROGRAMS[0]
 
 

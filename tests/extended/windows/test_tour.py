@@ -1,4 +1,4 @@
-"""The tour of the README, and other commands, under Wine."""
+"""The tour of docs/get-started.md, and other commands, under Wine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import httpx
 
 from tests.extended.windows.wine import PATIENCE_S, Windows, eventually, get, windows_path
 from tests.kit.certificates import make_certificate
-from tests.kit.readme import SHELL, blocks, commands_of
+from tests.kit.tour import SHELL, blocks, commands_of
 
 EVENTS = ("--port", "0", "--events", "jsonl")
 
 
-def test_tour_of_the_readme(windows: Windows) -> None:
+def test_tour_of_the_docs(windows: Windows) -> None:
     run = windows.start("run", "demo", *EVENTS)
     port = str(run.event("ready")["port"])
     tried = 0
@@ -49,7 +49,7 @@ def test_tour_of_the_readme(windows: Windows) -> None:
     assert windows.left() == []
 
 
-def test_python_block_of_the_readme(windows: Windows) -> None:
+def test_python_block_of_the_tour(windows: Windows) -> None:
     (block,) = blocks("py")
     program = windows.python("-c", block, stdin="NUL")
     assert program.wait() == 0, program.errors

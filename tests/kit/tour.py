@@ -1,4 +1,4 @@
-"""The blocks of code in the README."""
+"""The blocks of code in docs/get-started.md, which is the tour for new users."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 
 from tests.kit.paths import ROOT
 
-__all__ = ["FIRST", "README", "SERVING", "SHELL", "blocks", "commands_of"]
+__all__ = ["FIRST", "README", "SERVING", "SHELL", "TOUR", "blocks", "commands_of"]
 
 README = (ROOT / "README.md").read_text("utf-8")
+TOUR = (ROOT / "docs" / "get-started.md").read_text("utf-8")
 FIRST = "llamasup run demo"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def blocks(language: str, page: str = TOUR) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
 
 
 def commands_of(block: str) -> list[str]:

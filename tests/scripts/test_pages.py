@@ -1,0 +1,100 @@
+"""The pages of the documentation name only what exists: files, headings, commands and options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.config.reading import load
+from tests.kit.paths import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HELP = (ROOT / "tests" / "golden" / "help.txt").read_text("utf-8")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+INDENTED = re.compile(r"(?<=\n\n)((?: {4}.+\n)+)")
+COMMAND_LINE = re.compile(r"^(?:\$ )?(?:sudo )?llamasup ((?:[^\n#\\]|\\\n)+)", re.M)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text("utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors that GitHub makes of the headings, and those that the page sets itself."""
+    named = re.findall(r'<a id="([^"]+)">', text_of(page))
+    headings = re.findall(r"^#+ (.+)$", without_code(text_of(page)), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower() for heading in headings)
+    return frozenset([*named, *(heading.replace(" ", "-") for heading in plain)])
+
+
+def links(page: Path) -> Iterator[str]:
+    for target in LINK.findall(without_code(text_of(page))):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    missing = []
+    for target in links(page):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name) if name else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            missing.append(target)
+    assert not missing
+
+
+@cache
+def options() -> dict[str, frozenset[str]]:
+    """The options of each command, as its help lists them."""
+    found = {}
+    for section in re.split(r"^\$ llamasup", HELP, flags=re.M)[1:]:
+        name, _, text = section.partition(" --help\n")
+        words = re.findall(r"(?<![\w-])(-[a-zA-Z]|--[a-z][a-z0-9-]*)", text)
+        found[name.strip()] = frozenset(words) | {"--help", "-h"}
+    return found
+
+
+def unknown_words(line: str) -> list[str]:
+    """The commands and options of ``llamasup LINE`` that do not exist."""
+    words = re.split(r"\s[|&>;]|\s#|\s--\s|\s{3,}", line.replace("\\\n", " ") + " ")[0].split()
+    name: list[str] = []
+    while words and " ".join([*name, words[0]]) in options():
+        name.append(words.pop(0))
+    if not name:
+        return [] if not words or words[0].startswith(("-", "COMMAND")) else [words[0]]
+    given = (word.partition("=")[0].strip("[]") for word in words if re.match(r"\[?--?[a-z]", word))
+    return [word for word in given if word not in options()[" ".join(name)]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_command_lines_have_only_commands_and_options_that_exist(page: Path) -> None:
+    text = text_of(page)
+    blocks = [block for language, block in FENCED.findall(text) if language in ("", "sh", "console", "shell")]
+    indented = [re.sub("^ {4}", "", block, flags=re.M) for block in INDENTED.findall(without_code(text))]
+    lines = COMMAND_LINE.findall("\n".join([*blocks, *indented]))
+    wrong = {line: words for line in lines if "·" not in line and (words := unknown_words(line))}
+    assert not wrong
+
+
+def test_config_of_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", text_of(PAGES[0]), re.M | re.S)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "llamasup.yaml").write_text(text, "utf-8")
+    assert load(tmp_path / "llamasup.yaml", {}).defaults.continue_streams
+
+
+def test_each_page_is_linked_from_the_readme() -> None:
+    linked = {target.partition("#")[0] for target in links(PAGES[0])}
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
