@@ -10,17 +10,22 @@ They contain no prompt, no answer, no key, no client and no query (X13).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
-from msgspec import Struct
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from llamasup._version import __version__
 from llamasup.core.http.routes import Work, route_of
 from llamasup.core.observability.access_record import shown_path
 from llamasup.core.observability.counters import GAVE_WAY, RequestRecord
 
-Value = str | int | float | bool
-
+_SCOPE: Final = InstrumentationScope("llamasup", __version__)
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _FAILED: Final = frozenset(
     {"unavailable", "upstream_failed", "revoked", "timed_out", "error_event", "translation_failed"}
 )
@@ -32,53 +37,38 @@ _OPERATIONS: Final = {
 }
 
 
-class Span(Struct, frozen=True):
-    """A span. Times are in nanoseconds since 1970. ``parent_id`` is empty at the root. ``is_server``: else it
-    is internal.
+def spans_of(
+    record: RequestRecord, ended_ns: int, ids: IdGenerator, resource: Resource
+) -> list[ReadableSpan]:
+    """Return the span of the request, then those of its phases. Times are in nanoseconds since 1970."""
+    trace_id = int(record.trace_id, 16) if record.trace_id else ids.generate_trace_id()
 
-    ``error``: why it failed; empty: it did not.
-    """
+    def span(name: str, begin_ns: int, end_ns: int, parent: SpanContext | None, **more: Any) -> ReadableSpan:
+        context = SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED)
+        more |= {"start_time": begin_ns, "end_time": end_ns, "instrumentation_scope": _SCOPE}
+        return ReadableSpan(name, context, parent, resource, **more)
 
-    name: str
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes
-    start_ns: int
-    end_ns: int
-    is_server: bool = False
-    attributes: tuple[tuple[str, Value], ...] = ()
-    error: str = ""
-
-
-def is_traced(record: RequestRecord) -> bool:
-    """Whether the request has spans: it was for a model."""
-    return bool(record.model)
-
-
-def spans_of(record: RequestRecord, ended_ns: int, new_id: Callable[[int], bytes]) -> list[Span]:
-    """Return the span of the request, then those of its phases. ``new_id`` makes an id of so many bytes."""
-    trace_id = bytes.fromhex(record.trace_id) or new_id(16)
-    root_id = new_id(8)
+    client = None
+    if record.parent_id:
+        client = SpanContext(trace_id, int(record.parent_id, 16), is_remote=True, trace_flags=_SAMPLED)
     start_ns = ended_ns - round(record.duration_s * 1e9)
     error = record.outcome if record.outcome in _FAILED else ""
     if not error and record.status >= 500 and record.outcome != GAVE_WAY:
         error = str(record.status)
-    root = Span(
+    root = span(
         "llamasup.request",
-        trace_id,
-        root_id,
-        bytes.fromhex(record.parent_id),
         start_ns,
         ended_ns,
-        is_server=True,
-        attributes=tuple(_attributes(record, error)),
-        error=error,
+        client,
+        kind=SpanKind.SERVER,
+        attributes=dict(_attributes(record, error)),
+        status=Status(StatusCode.ERROR, error) if error else Status(),
     )
-    spans = [root]
+    spans, began_ns = [root], start_ns
     for name, end_s in phases(record):
-        began_ns = spans[-1].end_ns if len(spans) > 1 else start_ns
         until_ns = ended_ns if end_s == record.duration_s else start_ns + round(end_s * 1e9)
-        spans.append(Span(name, trace_id, new_id(8), root_id, began_ns, until_ns))
+        spans.append(span(name, began_ns, until_ns, root.context))
+        began_ns = until_ns
     return spans
 
 
@@ -117,7 +107,7 @@ def _generation_began_s(record: RequestRecord) -> float | None:
     return first_byte_s
 
 
-def _attributes(record: RequestRecord, error: str) -> Iterator[tuple[str, Value]]:
+def _attributes(record: RequestRecord, error: str) -> Iterator[tuple[str, str | int | float | bool]]:
     yield "http.request.method", record.method
     yield "http.route", record.route
     yield "url.path", shown_path(record.path)
@@ -127,7 +117,8 @@ def _attributes(record: RequestRecord, error: str) -> Iterator[tuple[str, Value]
     yield "gen_ai.provider.name", "llama.cpp"
     if (operation := _OPERATIONS.get(record.route)) is not None:
         yield "gen_ai.operation.name", operation
-    yield "gen_ai.request.model", record.model
+    # The name of a file may have bytes that are not UTF-8.
+    yield "gen_ai.request.model", record.model.encode("utf-8", "replace").decode()
     for name, value in (
         ("gen_ai.usage.input_tokens", record.tokens_prompt),
         ("gen_ai.usage.output_tokens", record.tokens_completion),

@@ -33,14 +33,14 @@ def plain(attributes: Any) -> dict[str, Any]:
 class Collector:
     """``answers``: the statuses of the next requests; afterwards it answers 200. ``hangs``: until ``go``.
 
-    ``rejected``: how many spans each answer says were rejected.
+    ``rejected``: how many spans each answer says were rejected; None: it is not an answer of OTLP.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.answers: list[tuple[int, Mapping[str, str]]] = []
         self.requests: list[tuple[str, Mapping[str, str], ExportTraceServiceRequest]] = []
-        self.rejected = 0
+        self.rejected: int | None = 0
         self.hangs = False
         self.asked = threading.Event()
         self.go = threading.Event()
@@ -76,11 +76,12 @@ def collector(port: int = 0) -> Iterator[Collector]:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 request = ExportTraceServiceRequest.FromString(body)
-                state.requests.append((self.path, dict(self.headers), request))
+                headers_sent = {name.lower(): value for name, value in self.headers.items()}
+                state.requests.append((self.path, headers_sent, request))
             response = ExportTraceServiceResponse()
             if state.rejected:
                 response.partial_success.rejected_spans = state.rejected
-            answer = response.SerializeToString()
+            answer = b"<html>" if state.rejected is None else response.SerializeToString()
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
