@@ -117,7 +117,7 @@ FEATURES: Final = (
     Feature(
         "usage",
         commands=(command("usage", "Show the requests and tokens of each model, key and day."),),
-        observer="llamasup.features.usage.attach:attach",
+        observer="llamasup.features.usage.recorder:attach",
     ),
     Feature("virtual", catalogue="llamasup.features.virtual.attach:VirtualSource"),
     Feature(

@@ -21,8 +21,8 @@ from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.output.batch_view import BatchLines
+    from llamasup.features.batch.engine import Progress
     from llamasup.features.batch.job import Job, Prepared
-    from llamasup.features.batch.progress import Progress
 
 commands = command_set(
     "batch",

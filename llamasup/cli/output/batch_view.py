@@ -8,7 +8,7 @@ from typing import Any
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.core.system.text import json_text
-from llamasup.features.batch.progress import Progress
+from llamasup.features.batch.engine import Progress
 
 _LIVE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 10.0

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 
@@ -27,10 +27,9 @@ from llamasup.core.system.native import native
 from llamasup.core.system.text import printable
 from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.features.batch.client import Answer, BatchClient, tokens_of
-from llamasup.features.batch.index import Counts, Index, IndexedLine, LineState, fingerprint
+from llamasup.features.batch.index import Counts, Index, IndexedLine, LineState, fingerprint, in_thread
 from llamasup.features.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
-from llamasup.features.batch.output import Output, answer_line, error_line
-from llamasup.features.batch.progress import Progress
+from llamasup.features.batch.output import Block, Output, answer_line, error_line
 from llamasup.features.batch.schedule import (
     FIRST_LIMIT,
     MAX_LIMIT,
@@ -48,14 +47,7 @@ from llamasup.features.batch.schedule import (
     next_limit,
 )
 from llamasup.features.batch.streams import STREAM_ABOVE_S
-from llamasup.features.batch.threads import in_thread
 
-__all__ = ["BatchRun", "BatchStopped", "EngineOptions"]
-
-BLOCK_LINES: Final = 500
-BLOCK_BYTES: Final = 4 << 20
-BLOCK_S: Final = 0.5
-"""A crash of llamasup repeats the lines of at most one block."""
 FETCH: Final = 256
 MAX_DELAYED: Final = 256
 """Lines that wait for another try. While there are more, no new line starts."""
@@ -87,6 +79,37 @@ class EngineOptions(Struct, frozen=True):
     concurrency: int | None = None
     patience_s: float = PATIENCE_S
     only_between: Window | None = None
+
+
+class Progress(Struct):
+    """The live counts of a run. ``put_back``: requests that were ended for other clients; ``events_lost``:
+    the events of their streams until then, about a token each. ``began_s``: monotonic. ``waiting``: why no
+    line runs now; empty if lines run.
+    """
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    put_back: int = 0
+    events_lost: int = 0
+    tokens_prompt: int = 0
+    tokens_cached: int = 0
+    tokens_completion: int = 0
+    ended_here: int = 0
+    began_s: float = 0.0
+    state: str = "running"
+    waiting: str = ""
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.failed
+
+    def rates(self, now_s: float) -> tuple[float, float | None]:
+        """Return the tokens of answers per second, and the seconds that are left. None means unknown."""
+        taken_s = max(now_s - self.began_s, 0.001)
+        left_s = taken_s * self.left / self.ended_here if self.ended_here else None
+        return self.tokens_completion / taken_s, left_s
 
 
 class _Attempt:
@@ -125,9 +148,6 @@ class _Model:
         return now_s < self.paused_until_s or (self.refused_since_s <= now_s and self.in_flight > 0)
 
 
-T = TypeVar("T")
-
-
 class BatchRun:
     """One run of a batch. ``source`` is a descriptor of the input. ``run`` returns when every line has its
     line in the output.
@@ -147,7 +167,6 @@ class BatchRun:
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._index = index
-        self._output = output
         self._source = source
         self._client = client
         self._options = options
@@ -170,11 +189,7 @@ class BatchRun:
         self._trouble_since_s: float | None = None
         self._trouble = ""
         self._told: str | None = None  # why no line runs, as the index has it
-        self._block: list[bytes] = []
-        self._block_bytes = 0
-        self._block_since_s = 0.0
-        self._states: list[tuple[LineState, int]] = []
-        self._tries: dict[int, int] = {}
+        self._block = Block(output, index)
         self._stopping = False
         self._id_prefix = f"batch_req_{secrets.token_hex(6)}"
 
@@ -183,7 +198,7 @@ class BatchRun:
         self._wake.set()
 
     async def run(self) -> Counts:
-        counts = await self._call(self._index.counts)
+        counts = await in_thread(self._index.counts)
         progress = self.progress
         progress.total, progress.done, progress.failed = counts.total, counts.done, counts.failed
         progress.began_s = monotonic()
@@ -197,8 +212,8 @@ class BatchRun:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            await self._save()
-        return await self._call(self._index.counts)
+            await in_thread(self._block.save)
+        return await in_thread(self._index.counts)
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopping:
@@ -208,18 +223,15 @@ class BatchRun:
             if self._all_models and not self._models:
                 if self._runs_aside:
                     return
-                await self._save()
+                await in_thread(self._block.save)
                 self._runs_aside, self._all_models, self._last_model = True, False, None
                 continue
-            if self._block:
-                wake_s = min(wake_s, self._block_since_s + BLOCK_S)
-            await self._wait(wake_s)
+            await self._wait(min(wake_s, self._block.due_s))
             while self._ended:
                 self._take(*self._ended.popleft())
             now_s = monotonic()
-            is_due = bool(self._block) and now_s >= self._block_since_s + BLOCK_S
-            if is_due or len(self._block) >= BLOCK_LINES or self._block_bytes >= BLOCK_BYTES:
-                await self._save()
+            if now_s >= self._block.due_s:
+                await in_thread(self._block.save)
             self._check_patience(now_s)
 
     async def _wait(self, until_s: float) -> None:
@@ -284,7 +296,7 @@ class BatchRun:
         """Add the next model. Returns whether there was one."""
         if self._all_models:
             return False
-        name = await self._call(partial(self._index.next_model, self._state, self._last_model))
+        name = await in_thread(partial(self._index.next_model, self._state, self._last_model))
         if name is None:
             self._all_models = True
             return False
@@ -293,7 +305,7 @@ class BatchRun:
         return True
 
     async def _fetch(self, model: _Model) -> None:
-        lines = await self._call(partial(self._index.lines_of, model.name, self._state, model.place, FETCH))
+        lines = await in_thread(partial(self._index.lines_of, model.name, self._state, model.place, FETCH))
         model.all_fetched = len(lines) < FETCH
         if lines:
             model.place = lines[-1].place
@@ -375,7 +387,7 @@ class BatchRun:
             return
         model.left -= 1
         if isinstance(decision, Aside):
-            self._states.append((LineState.ASIDE, attempt.line.number))
+            self._block.set_state(attempt.line.number, LineState.ASIDE)
         else:
             self._finish(attempt, answer, wrong, poison=decision.poison)
         self._drop_if_finished(model)
@@ -390,7 +402,7 @@ class BatchRun:
             self.progress.events_lost += events
         if decision.counts:
             attempt.tries += 1
-            self._tries[attempt.line.number] = attempt.tries
+            self._block.tries[attempt.line.number] = attempt.tries
         if refusal.status == 0 and refusal.cause != UNREACHABLE:
             attempt.drops += 1
         elif decision.crashed:
@@ -421,23 +433,18 @@ class BatchRun:
         else:
             message = "" if refusal is None else refusal.message
             written = error_line(id_, line.custom_id, "no_answer", message)
-        if not self._block:
-            self._block_since_s = monotonic()
-        self._block.append(written)
-        self._block_bytes += len(written)
+        is_done = refusal is None and wrong is None
+        self._block.add(written, monotonic())
+        self._block.set_state(line.number, LineState.DONE if is_done else LineState.FAILED)
         progress = self.progress
         progress.ended_here += 1
+        progress.done += is_done
+        progress.failed += not is_done
         if refusal is None:
-            self._states.append((LineState.DONE if wrong is None else LineState.FAILED, line.number))
-            progress.done += wrong is None
-            progress.failed += wrong is not None
             tokens = tokens_of(answer.body)
             progress.tokens_prompt += tokens.prompt
             progress.tokens_cached += tokens.cached
             progress.tokens_completion += tokens.completion
-        else:
-            self._states.append((LineState.FAILED, line.number))
-            progress.failed += 1
 
     def _note_trouble(self, refusal: Refusal | None, now_s: float) -> None:
         """Note trouble. Other clients that use the server are no trouble: a batch waits as long as they use
@@ -460,26 +467,6 @@ class BatchRun:
             remedy="See `llamasup status`. Run the same command again: it continues.",
         )
 
-    # --- saving
-
-    async def _save(self) -> None:
-        """Write the block, then the index."""
-        if not (self._block or self._states or self._tries):
-            return
-        block, states, tries = self._block, self._states, self._tries
-        self._block, self._block_bytes, self._states, self._tries = [], 0, [], {}
-        await self._call(partial(self._write, block, states, tries))
-
-    def _write(self, block: list[bytes], states: list[tuple[LineState, int]], tries: dict[int, int]) -> None:
-        end = self._output.append(block) if block else None
-        self._index.save(states, tries=[(times, number) for number, times in tries.items()], output_bytes=end)
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        """Call the function in a thread, one at a time: only this task uses the index and the output, and it
-        waits for each call.
-        """
-        return await in_thread(function)
-
     async def _say_why_it_waits(self) -> None:
         """Report the progress, and keep the reason in the index, where ``llamasup batch status`` reads it."""
         progress, window, waiting = self.progress, self._options.only_between, ""
@@ -489,7 +476,7 @@ class BatchRun:
             waiting = printable(self._trouble[:_REASON_CHARACTERS])
         if waiting != self._told:
             progress.waiting = self._told = waiting
-            await self._call(partial(self._index.set_fact, "waiting", waiting))
+            await in_thread(partial(self._index.set_fact, "waiting", waiting))
         self.progress.in_flight = len(self._in_flight)
         if self._on_progress is not None:
             self._on_progress(self.progress)

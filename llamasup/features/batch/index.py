@@ -3,25 +3,33 @@
 The output is the truth: a line is finished when the output has it. The index follows, and ``Output`` tells it
 what the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
 
-All methods block. One thread at a time may call them.
+All methods block. One thread at a time may call them, with ``in_thread``.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from enum import IntEnum
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Final
-from urllib.parse import quote
+from types import MappingProxyType
+from typing import BinaryIO, Final, TypeVar
 
 from msgspec import Struct
 
+from llamasup.core.system.storage.database import (
+    Database,
+    create_private,
+    is_full,
+    open_database,
+    version_of,
+)
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import DiskFull, LlamasupError, OutputFailed
-from llamasup.features.batch.database import Database, is_full
 from llamasup.features.batch.lines import (
     MAX_LINE_BYTES,
     PromptTemplate,
@@ -32,7 +40,7 @@ from llamasup.features.batch.lines import (
     read_line,
 )
 
-__all__ = ["BatchInvalid", "Counts", "Index", "IndexedLine", "InputChanged", "LineState", "fingerprint"]
+T = TypeVar("T")
 
 VERSION: Final = 1
 MAX_MISTAKES: Final = 20
@@ -130,17 +138,12 @@ class Index(Database):
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
         with self._mapped_errors():
-            if not readonly:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             mode = "ro" if readonly else "rw"
-            if readonly and not path.with_name(f"{path.name}-wal").exists():
+            if not readonly:
+                create_private(path)
+            elif not path.with_name(f"{path.name}-wal").exists():
                 mode += "&immutable=1"  # no process writes it: SQLite need not make files, on a full disk
-            self._db = sqlite3.connect(
-                f"file:{quote(os.fsencode(path))}?mode={mode}",
-                uri=True,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            self._db = open_database(path, mode)
             try:
                 self._settle(readonly=readonly)
             except BaseException:
@@ -148,13 +151,8 @@ class Index(Database):
                 raise
 
     def _settle(self, *, readonly: bool) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise OutputFailed(
-                f"The index {str(self.path)!r} is from a newer llamasup (version {version}; this one knows"
-                f" {VERSION}).",
-                remedy="Upgrade llamasup.",
-            )
+        newer = partial(OutputFailed, remedy="Upgrade llamasup.")
+        version = version_of(self._db, VERSION, f"The index {str(self.path)!r}", newer)
         self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self._db.execute("PRAGMA temp_store = FILE")
         if readonly:
@@ -349,15 +347,15 @@ class Index(Database):
 
     def save(
         self,
-        states: Iterable[tuple[LineState, int]],
+        states: Mapping[int, LineState],
+        tries: Mapping[int, int] = MappingProxyType({}),
         *,
-        tries: Iterable[tuple[int, int]] = (),
         output_bytes: int | None = None,
     ) -> None:
         """Keep the states and the tries of lines, by number, and how much of the output they include."""
         with self._transaction():
-            self._db.executemany("UPDATE lines SET state = ? WHERE number = ?", states)
-            self._db.executemany("UPDATE lines SET tries = ? WHERE number = ?", tries)
+            self._db.executemany("UPDATE lines SET state = ?2 WHERE number = ?1", states.items())
+            self._db.executemany("UPDATE lines SET tries = ?2 WHERE number = ?1", tries.items())
             if output_bytes is not None:
                 self.set_fact("output_bytes", output_bytes)
 
@@ -428,3 +426,22 @@ def _invalid(mistakes: Sequence[tuple[int, str]]) -> BatchInvalid:
     )
     error.mistakes = first
     return error
+
+
+async def in_thread(function: Callable[[], T], executor: Executor | None = None) -> T:
+    """Return the result of ``function``. A cancelled caller gets its CancelledError after the end of the
+    thread.
+
+    So ``function`` must take a bounded time.
+    """
+    calling = asyncio.get_running_loop().run_in_executor(executor, function)
+    cancelled: asyncio.CancelledError | None = None
+    while not calling.done():
+        try:
+            await asyncio.wait((calling,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        calling.exception()  # read, so that asyncio does not log it
+        raise cancelled
+    return calling.result()

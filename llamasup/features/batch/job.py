@@ -40,13 +40,11 @@ from llamasup.errors import (
     UsageInvalid,
 )
 from llamasup.features.batch.client import BatchClient
-from llamasup.features.batch.engine import BatchRun, EngineOptions
-from llamasup.features.batch.index import BatchInvalid, Counts, Index
+from llamasup.features.batch.engine import BatchRun, EngineOptions, Progress
+from llamasup.features.batch.index import BatchInvalid, Counts, Index, in_thread
 from llamasup.features.batch.lines import PromptTemplate, TemplateInvalid, template_of
 from llamasup.features.batch.output import Output
-from llamasup.features.batch.progress import Progress
 from llamasup.features.batch.schedule import Window, read_window
-from llamasup.features.batch.threads import in_thread
 
 CANCEL_WAIT_S: Final = 120.0
 """A run that started a llamasup stops it first."""

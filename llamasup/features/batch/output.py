@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +19,14 @@ from msgspec import Struct
 from llamasup.core.system.native import native
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import DiskFull, OutputFailed
-from llamasup.features.batch.index import Index
+from llamasup.features.batch.index import Index, LineState
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK: Final = 1 << 20
+BLOCK_LINES: Final = 500
+BLOCK_BYTES: Final = 4 << 20
+BLOCK_S: Final = 0.5
+"""A crash of llamasup repeats the lines of at most one block."""
 _BEGIN: Final = b'{"id":"batch_req_'  # of each line
 
 
@@ -196,6 +201,41 @@ class Output:
             f"The output {str(self.path)!r} cannot be written: {reason}.",
             remedy="Make it writable, or choose another output (-o).",
         )
+
+
+class Block:
+    """What a run has found out and not saved yet: finished lines, and the states and the tries of lines."""
+
+    def __init__(self, output: Output, index: Index) -> None:
+        self._output = output
+        self._index = index
+        self._clear()
+
+    def _clear(self) -> None:
+        self._lines: list[bytes] = []
+        self._states: dict[int, LineState] = {}
+        self.tries: dict[int, int] = {}
+        self._bytes = 0
+        self.due_s = inf
+
+    def add(self, line: bytes, now_s: float) -> None:
+        """Add a line of the output. ``due_s`` tells when to save the block."""
+        self._lines.append(line)
+        self._bytes += len(line)
+        self.due_s = min(self.due_s, now_s + BLOCK_S)
+        if len(self._lines) >= BLOCK_LINES or self._bytes >= BLOCK_BYTES:
+            self.due_s = now_s
+
+    def set_state(self, number: int, state: LineState) -> None:
+        self._states[number] = state
+
+    def save(self) -> None:
+        """Write the lines, then the index. Else the lines run again. Raises as ``Output.append``."""
+        lines, states, tries = self._lines, self._states, self.tries
+        self._clear()
+        if lines or states or tries:
+            end = self._output.append(lines) if lines else None
+            self._index.save(states, tries, output_bytes=end)
 
 
 def divide(output: Output, index: Index, paths: Sequence[Path], code: str) -> tuple[int, int]:

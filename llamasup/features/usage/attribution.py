@@ -13,10 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.features.usage.flush import Work
-from llamasup.features.usage.ledger import Group
-
-__all__ = ["Counter", "Reading", "divided", "energy_between"]
+from llamasup.features.usage.ledger import Group, Work
 
 MAX_INTERVAL_S: Final = 300.0
 """An older reading is not compared: a counter of 262 kJ may have wrapped around twice after a quarter of an

@@ -1,12 +1,12 @@
-"""Adds finished requests up by day, model and key.
+"""Adds finished requests up by day, model and key (pure), and defines what the thread that saves them gets.
 
 All sums are whole numbers (microseconds, microjoules), so that every grouping has the same total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, time, timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -123,3 +123,45 @@ class Ledger:
         if sums is None:
             sums = self._sums[group] = Sums()
         return sums
+
+
+# --- what the event loop and the thread pass to each other
+
+
+class Work(Struct, frozen=True):
+    """The time in which one request had ``slots`` (monotonic); their mean number. ``ended_s`` is infinite for
+    a request in flight.
+    """
+
+    group: Group
+    began_s: float
+    ended_s: float
+    slots: float
+
+
+class Saved(Struct, frozen=True):
+    """The answer to a question. ``rows`` include unsaved ones if there is a ``problem``."""
+
+    rows: Sequence[tuple[Group, Sums]]
+    file: str | None
+    problem: str | None
+
+
+class Question(Struct, frozen=True):
+    """Requests the sums by the fields ``by``, from the day ``since`` on."""
+
+    by: Sequence[str]
+    since: date | None
+    answer: Callable[[Saved], None]
+
+
+class Flush(Struct, frozen=True):
+    """The sums and orders for the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy
+    counters and divide the energy among ``work``; ``saves``: write the sums; then answer the ``question``.
+    """
+
+    sums: Mapping[Group, Sums] = {}
+    work: Sequence[Work] = ()
+    measures: bool = False
+    saves: bool = False
+    question: Question | None = None

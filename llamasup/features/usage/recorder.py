@@ -14,16 +14,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from llamasup.core.control.interface import Host
 from llamasup.core.observability.counters import HeldSlots, RequestRecord
+from llamasup.core.observability.observer import Observer
 from llamasup.core.system.batch_writer import BatchWriter
 from llamasup.errors import without_errno
-from llamasup.features.usage.flush import Flush, Question, Saved, Work
-from llamasup.features.usage.ledger import Group, Ledger, day_at, key_of
+from llamasup.features.usage.ledger import Flush, Group, Ledger, Question, Saved, Work, day_at, key_of
 
 if TYPE_CHECKING:
     from llamasup.features.usage.saver import UsageSaver
-
-__all__ = ["UsageRecorder"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +35,23 @@ CLOSE_TIMEOUT_S: Final = 1.0
 # Without this limit, a disk or a driver that hangs would let the lists of requests pile up.
 MAX_WAITING: Final = 10
 _NEVER: Final = float("inf")
+
+
+def attach(host: Host) -> None:
+    """Attach the count of the usage to a service, or the answer that it is not counted."""
+    if host.usage_keep_days is None:
+        host.usage = _not_counted
+        return
+    recorder = UsageRecorder(host.usage_keep_days, held_slots=host.held_slots)
+    host.usage = recorder.report
+    host.observe(Observer(recorder.add, close=recorder.close))
+
+
+async def _not_counted(by: str, since: str | None) -> Mapping[str, Any]:
+    from llamasup.features.usage.report import not_counted  # here, to keep the start short
+    from llamasup.features.usage.store import today
+
+    return not_counted(by, since, today())
 
 
 class UsageRecorder:

@@ -16,8 +16,7 @@ from llamasup.core.system.hardware.nvml import energy_by_gpu
 from llamasup.core.system.storage.folders import has_state
 from llamasup.errors import FolderUnusable, without_errno
 from llamasup.features.usage.attribution import Counter, Reading, divided, energy_between
-from llamasup.features.usage.flush import Flush, Saved, Work
-from llamasup.features.usage.ledger import Ledger
+from llamasup.features.usage.ledger import Flush, Ledger, Saved, Work
 from llamasup.features.usage.store import CorruptFile, move_aside, read_rows, save, today, usage_file
 
 _log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ sqlite3 is imported at the first access. All functions block.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,6 @@ FILE_NAME: Final = "usage.sqlite"
 VERSION: Final = 1
 # Of another llamasup, whose transactions take milliseconds.
 BUSY_S: Final = 2.0
-_CORRUPT: Final = frozenset({11, 26})  # SQLITE_CORRUPT, SQLITE_NOTADB
 
 _CREATE = """
 CREATE TABLE usage (
@@ -88,7 +87,7 @@ def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date 
         for group, one in rows
     ]
     with _mapped_errors(path):
-        _create_private(path)
+        _create(path)
         with _opened(path, "rw") as connection:
             connection.execute("PRAGMA synchronous = FULL")  # a power cut loses no more than a crash
             if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
@@ -116,7 +115,9 @@ def read_rows(
     with _mapped_errors(path):
         if not path.exists():
             return []
-        with _opened_to_read(path) as connection:
+        # Reading needs a file of shared memory next to it, which cannot be created in a read-only folder.
+        mode = "rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "ro&immutable=1"
+        with _opened(path, mode) as connection:
             if _version_of(connection, path) == 0:
                 return []
             rows = connection.execute(select, (first,)).fetchall()
@@ -130,55 +131,34 @@ def move_aside(path: Path, error: CorruptFile) -> Path | None:
     aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
     return aside
 
 
-def _create_private(path: Path) -> None:
-    """SQLite would create the file with the mode of the umask. This never opens a file that SQLite may have
-    open, as closing it would drop SQLite's locks (POSIX). Raises OSError.
-    """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
+def _create(path: Path) -> None:
+    """Create the file, or check that it is one that only this user can read. Raises OSError."""
+    from llamasup.core.system.storage.database import create_private
+
+    if not create_private(path):
         status = path.lstat()
-        is_own = native.is_own(status)
-        if not (stat.S_ISREG(status.st_mode) and is_own):
-            raise OSError("it is not a regular file of this user") from None
+        if not (stat.S_ISREG(status.st_mode) and native.is_own(status)):
+            raise OSError("it is not a regular file of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
             path.chmod(0o600)
 
 
-@contextmanager
-def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    import sqlite3
+def _opened(path: Path, mode: str) -> closing[sqlite3.Connection]:
+    from llamasup.core.system.storage.database import open_database
 
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, uri=True)
-    try:
-        yield connection
-    finally:
-        connection.close()  # rolls back what was not committed
-
-
-@contextmanager
-def _opened_to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Reading needs a file of shared memory next to it, which cannot be created in a read-only folder."""
-    mode = "rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "ro&immutable=1"
-    with _opened(path, mode) as connection:
-        yield connection
+    return closing(open_database(path, mode, busy_s=BUSY_S))  # which rolls back what was not committed
 
 
 def _version_of(connection: sqlite3.Connection, path: Path) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > VERSION:
-        raise UsageFileUnusable(
-            f"The usage file {str(path)!r} is from a newer llamasup (version {version} of its tables;"
-            f" this one knows {VERSION}).",
-            remedy="Upgrade llamasup, or move the file away.",
-        )
-    return int(version)
+    from llamasup.core.system.storage.database import version_of
+
+    newer = partial(UsageFileUnusable, remedy="Upgrade llamasup, or move the file away.")
+    return version_of(connection, VERSION, f"The usage file {str(path)!r}", newer)
 
 
 @contextmanager
@@ -186,6 +166,8 @@ def _mapped_errors(path: Path) -> Iterator[None]:
     identity = device_and_inode(path)
     try:
         import sqlite3
+
+        from llamasup.core.system.storage.database import is_corrupt
     except ImportError as error:
         raise UsageFileUnusable(
             f"This Python has no sqlite3 ({error}).", remedy="Use a Python that was built with SQLite."
@@ -193,7 +175,7 @@ def _mapped_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _CORRUPT:
+        if is_corrupt(error):
             corrupt = CorruptFile(
                 f"The usage file {str(path)!r} is damaged: {error}.", remedy="Move it away."
             )

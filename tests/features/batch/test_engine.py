@@ -20,11 +20,10 @@ import llamasup.features.batch.schedule as retries_module
 from llamasup.core.system.native import native
 from llamasup.errors import DiskFull, NotAllowed
 from llamasup.features.batch.client import Answer, BatchClient
-from llamasup.features.batch.engine import BatchRun, BatchStopped, EngineOptions
+from llamasup.features.batch.engine import BatchRun, BatchStopped, EngineOptions, Progress
 from llamasup.features.batch.index import Counts, Index
 from llamasup.features.batch.lines import PromptTemplate, template_of
 from llamasup.features.batch.output import Output
-from llamasup.features.batch.progress import Progress
 from llamasup.features.batch.schedule import PREEMPTED, UNREACHABLE, Refusal, Window
 
 Reply = Callable[[str, int], Answer]
@@ -526,3 +525,15 @@ def test_llamasup_that_is_away_fails_no_line(tmp_path: Path) -> None:
     server = batch.run(lambda prompt, times: away if times < 30 else good(prompt), concurrency=1)
     assert server.sent == {"p0": 30, "p1": 30}
     assert batch.counts().done == 2
+
+
+@pytest.mark.parametrize(
+    ("ended_here", "taken_s", "rates"),
+    [(0, 2.0, (50.0, None)), (5, 2.0, (50.0, 6.0)), (5, 0.0, (100_000.0, 0.003))],
+)
+def test_rates_are_those_of_this_run(
+    ended_here: int, taken_s: float, rates: tuple[float, float | None]
+) -> None:
+    progress = Progress(total=20, done=4, failed=1, ended_here=ended_here, tokens_completion=100, began_s=7.0)
+    assert progress.left == 15
+    assert progress.rates(7.0 + taken_s) == pytest.approx(rates)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import resource
 import sqlite3
+import threading
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -14,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import DiskFull, OutputFailed
-from llamasup.features.batch.index import BatchInvalid, Counts, Index, InputChanged, LineState
+from llamasup.features.batch.index import BatchInvalid, Counts, Index, InputChanged, LineState, in_thread
 from llamasup.features.batch.lines import template_of
 from llamasup.features.batch.output import Output, answer_line, error_line, is_answer
+from tests.kit.async_tests import async_test
 
 
 def line(id_: str, prompt: str = "x", model: str = "") -> str:
@@ -161,7 +164,7 @@ def begun(index: Index, tmp_path: Path) -> Index:
     index.read_input(text(line("a"), line("b"), line("c")))
     output = settled(tmp_path, index)
     end = output.append([done("a"), error_line("batch_req_i", "b", "code", "message")])
-    index.save([(LineState.DONE, 1), (LineState.FAILED, 2)], output_bytes=end)
+    index.save({1: LineState.DONE, 2: LineState.FAILED}, output_bytes=end)
     output.close()
     return index
 
@@ -192,7 +195,7 @@ def test_changed_template_is_a_change_of_lines_that_are_over(index: Index) -> No
         template_of(f'{{"prompt": "{verb} $word"}}', "/v1/completions") for verb in ("Say", "Sing")
     )
     index.read_input(text(*lines), template=before)
-    index.save([(LineState.DONE, 1)])
+    index.save({1: LineState.DONE})
     index.read_input(text(*lines), template=before)
     with pytest.raises(InputChanged) as caught:
         index.read_input(text(*lines), template=after)
@@ -358,3 +361,40 @@ def test_index_of_a_newer_llamasup_is_not_touched(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(OutputFailed, match="newer llamasup"):
         Index(path)
+
+
+# --- calls from the event loop
+
+
+@async_test
+async def test_result_and_error_come_from_the_thread() -> None:
+    assert await in_thread(threading.get_ident) != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+@async_test
+async def test_cancelled_caller_waits_for_the_end_of_the_thread(times: int, fails: bool) -> None:
+    began, may_end, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def act() -> None:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait()
+        ended.set()
+        if fails:
+            raise ZeroDivisionError
+
+    calling = loop.create_task(in_thread(act))
+    await began.wait()
+    for _ in range(times):
+        calling.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert not calling.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert ended.is_set()

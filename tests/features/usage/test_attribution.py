@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.features.usage.attribution import MAX_INTERVAL_S, Counter, Reading, divided, energy_between
-from llamasup.features.usage.flush import Work
-from llamasup.features.usage.ledger import Group
+from llamasup.features.usage.ledger import Group, Work
 
 A, B = Group("2026-03-01", "a", ""), Group("2026-03-01", "b", "")
 

@@ -14,7 +14,7 @@ from llamasup.core.observability.counters import HeldSlots
 from llamasup.errors import UsageInvalid
 from llamasup.features.usage import recorder as recorders
 from llamasup.features.usage.attribution import Counter, Reading
-from llamasup.features.usage.flush import Flush
+from llamasup.features.usage.ledger import Flush
 from llamasup.features.usage.recorder import UsageRecorder
 from llamasup.features.usage.saver import UsageSaver
 from llamasup.features.usage.store import read_rows, usage_file

@@ -10,8 +10,7 @@ import pytest
 
 from llamasup.errors import FolderUnusable
 from llamasup.features.usage.attribution import Counter, Reading
-from llamasup.features.usage.flush import Flush, Question, Saved, Work
-from llamasup.features.usage.ledger import Group, Sums
+from llamasup.features.usage.ledger import Flush, Group, Question, Saved, Sums, Work
 from llamasup.features.usage.saver import UsageSaver, read_energy
 from llamasup.features.usage.store import read_rows, save
 

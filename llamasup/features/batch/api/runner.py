@@ -41,16 +41,13 @@ from llamasup.features.batch.api.objects import (
     new_batch,
     next_batch,
 )
-from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id
-from llamasup.features.batch.api.uploads import receive_file
+from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id, receive_file
 from llamasup.features.batch.client import BatchClient
-from llamasup.features.batch.engine import BatchRun, EngineOptions
-from llamasup.features.batch.index import BatchInvalid, Counts, Index
+from llamasup.features.batch.engine import BatchRun, EngineOptions, Progress
+from llamasup.features.batch.index import BatchInvalid, Counts, Index, in_thread
 from llamasup.features.batch.job import Job, Prepared, prepare
 from llamasup.features.batch.output import divide
-from llamasup.features.batch.progress import Progress
 from llamasup.features.batch.schedule import Window, read_window
-from llamasup.features.batch.threads import in_thread
 
 __all__ = ["BatchService"]
 

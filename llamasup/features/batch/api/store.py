@@ -1,6 +1,6 @@
 """The files and batches on the disk: a SQLite file, a folder with the contents, and one for running batches.
 
-All functions block. One thread at a time may call them, and one llamasup at a time uses the folder.
+The methods of ``Store`` block. One thread at a time may call them, and one llamasup uses the folder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import re
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +21,25 @@ import msgspec
 
 from llamasup.core.settings.sections import Batches
 from llamasup.core.system.native import native
+from llamasup.core.system.storage.database import (
+    Database,
+    create_private,
+    is_full,
+    open_database,
+    version_of,
+)
 from llamasup.core.system.storage.folders import Claimed, claim_file, given_folder, private_folder
 from llamasup.errors import Conflict, DiskFull, FolderUnusable, LlamasupError
-from llamasup.features.batch.api.objects import ENDED, StoredBatch, StoredFile, check_room
-from llamasup.features.batch.database import Database, is_full
-
-__all__ = ["DATABASE", "Store", "new_batch_id", "new_file_id"]
+from llamasup.features.batch.api.form import UploadForm
+from llamasup.features.batch.api.objects import (
+    ENDED,
+    StorageLimit,
+    StoredBatch,
+    StoredFile,
+    check_room,
+    uploaded_file,
+)
+from llamasup.features.batch.index import in_thread
 
 VERSION: Final = 1
 _CREATE: Final = """
@@ -37,6 +52,7 @@ CREATE INDEX batches_of ON batches (owner, seq);
 CREATE INDEX unfinished ON batches (is_over, seq);
 """
 DATABASE: Final = "batches.sqlite"
+_BLOCK_BYTES: Final = 1 << 20  # read and written together: four of OpenAI's client's pieces
 # The names that llamasup gives to files and batches. Others may be of the user, and stay.
 _IS_CONTENT: Final = re.compile(r"file-[0-9a-f]{24}|\.file-[0-9a-f]{24}\.part").fullmatch
 _IS_RUN: Final = re.compile(r"batch_[0-9a-f]{24}").fullmatch
@@ -63,7 +79,7 @@ class Store(Database):
         path = folder / DATABASE
         with self._mapped_errors():
             # Before all else: a folder that has it belongs to llamasup.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            create_private(path)
             try:
                 self._lock = claim_file(folder / "lock")
             except Claimed:
@@ -71,13 +87,9 @@ class Store(Database):
                     f"Another llamasup serves the batches in {str(folder)!r}.",
                     remedy="End the other llamasup, or serve with a config that has another batches.folder.",
                 ) from None
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise FolderUnusable(
-                    f"{str(path)!r} is from a newer llamasup (version {version}; this one knows {VERSION}).",
-                    remedy="Upgrade llamasup, or set another batches.folder.",
-                )
+            self._db = open_database(path)
+            newer = partial(FolderUnusable, remedy="Upgrade llamasup, or set another batches.folder.")
+            version = version_of(self._db, VERSION, repr(str(path)), newer)
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
             if not {"files", "batches"} <= tables if version else tables:
                 raise self._unusable(f"its {DATABASE} belongs to another program")
@@ -304,3 +316,58 @@ class Store(Database):
             f"The folder of the batches {str(self.folder)!r} cannot be used: {reason}.",
             remedy="Make it writable, or set another batches.folder.",
         )
+
+
+async def receive_file(
+    store: Store,
+    store_thread: Executor,
+    settings: Batches,
+    owner: str,
+    content_type: str,
+    body: AsyncIterator[bytes],
+    now_s: int,
+) -> StoredFile:
+    """Store the file of the form. Raises UsageInvalid, FileLimit and StorageLimit."""
+    form = UploadForm(content_type)
+    id_ = new_file_id()
+    part = store.part_path_of(id_)
+    size, fd = 0, -1
+
+    async def take(block: bytes) -> None:
+        nonlocal size
+        content = await in_thread(partial(form.feed, block))
+        size += len(content)
+        await in_thread(partial(store.reserve, id_, owner, size, settings), store_thread)
+        await in_thread(partial(_write_all, fd, content))
+
+    try:
+        await in_thread(partial(store.reserve, id_, owner, 0, settings), store_thread)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        waiting = bytearray()
+        async for piece in body:
+            waiting += piece
+            if len(waiting) >= _BLOCK_BYTES:
+                await take(bytes(waiting))
+                waiting.clear()
+        await take(bytes(waiting))
+        file = uploaded_file(form, id_, owner, size, now_s, settings.keep_days)
+        await in_thread(partial(os.fsync, fd))
+        complete, fd = fd, -1
+        os.close(complete)  # Windows renames no file that is open
+        await in_thread(partial(store.add_file, file), store_thread)
+    except OSError as error:
+        raise StorageLimit(
+            f"The file cannot be written: {error.strerror}.", remedy="Free some space on the server."
+        ) from None
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        part.unlink(missing_ok=True)
+        store.release(id_)
+    return file
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

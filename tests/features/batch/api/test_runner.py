@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llamasup.features.batch.api.runner as runner_module
-import llamasup.features.batch.api.uploads as uploads_module
+import llamasup.features.batch.api.store as store_module
 import llamasup.features.batch.job as job_module
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.key_source import KeyFile
@@ -569,7 +569,7 @@ async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
     async def has_begun() -> bool:
         return began.is_set()
 
-    monkeypatch.setattr(uploads_module, "_write_all", write_all)
+    monkeypatch.setattr(store_module, "_write_all", write_all)
     async with serving(tmp_path, monkeypatch) as api:
         uploading = asyncio.get_running_loop().create_task(
             api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
