@@ -180,30 +180,41 @@ def test_requests_in_flight_are_as_many_as_asked(tmp_path: Path) -> None:
     assert Batch(tmp_path, 50).run(lambda prompt, _: good(prompt), concurrency=7).most_at_work == 7
 
 
-def test_error_that_no_repetition_changes_is_the_line(tmp_path: Path) -> None:
+BROKE = "the connection broke"
+
+
+@pytest.mark.parametrize(
+    ("answer", "times", "status", "error"),
+    [
+        (refused(400), 1, 400, None),
+        (refused(500), 3, 500, None),
+        (refused(0), 10, None, {"code": "no_answer", "message": "why"}),
+        # A line that breaks each connection to its server
+        (
+            refused(502, "upstream_unreachable", BROKE),
+            *(3, None, {"code": "server_crashed", "message": BROKE}),
+        ),
+    ],
+)
+def test_line_that_always_fails_gets_its_error(
+    tmp_path: Path, answer: Answer, times: int, status: int | None, error: Any
+) -> None:
+    batch = Batch(tmp_path, 10)
+    server = batch.run(lambda prompt, _: answer if prompt == "p5" else good(prompt))
+    assert server.sent["p5"] == times
+    body = {"error": {"message": "why"}}
+    response = None if status is None else {"status_code": status, "request_id": "r", "body": body}
+    line = batch.lines()["id5"]
+    assert (line["response"], line["error"]) == (response, error)
+    assert batch.counts() == Counts(10, 9, 1)
+
+
+def test_error_of_the_server_may_be_over_at_the_next_try(tmp_path: Path) -> None:
     batch = Batch(tmp_path, 3)
-    server = batch.run(lambda prompt, _: refused(400) if prompt == "p1" else good(prompt))
-    assert server.sent["p1"] == 1
-    assert batch.lines()["id1"]["response"] == {
-        "status_code": 400,
-        "request_id": "r",
-        "body": {"error": {"message": "why"}},
+    assert batch.run(lambda prompt, times: refused(500) if times == 1 else good(prompt)).sent == {
+        f"p{number}": 2 for number in range(3)
     }
-    assert batch.counts() == Counts(3, 2, 1)
-
-
-def test_error_of_the_server_is_tried_three_times(tmp_path: Path) -> None:
-    batch = Batch(tmp_path, 3)
-    server = batch.run(lambda prompt, times: refused(500) if prompt == "p1" or times == 1 else good(prompt))
-    assert server.sent == {"p0": 2, "p1": 3, "p2": 2}
-    assert batch.counts() == Counts(3, 2, 1)
-
-
-def test_line_whose_connection_always_breaks_gets_an_error(tmp_path: Path) -> None:
-    batch = Batch(tmp_path, 2)
-    server = batch.run(lambda prompt, _: refused(0) if prompt == "p1" else good(prompt))
-    assert server.sent["p1"] == 10
-    assert batch.lines()["id1"]["error"] == {"code": "no_answer", "message": "why"}
+    assert batch.counts() == Counts(3, 3, 0)
 
 
 def test_request_that_gives_way_runs_again_without_a_limit(tmp_path: Path) -> None:
@@ -232,15 +243,6 @@ def test_line_that_kills_its_server_is_found_and_holds_up_no_other(tmp_path: Pat
         "message": "llama-server crashed: segmentation fault",
     }
     assert batch.counts() == Counts(40, 39, 1)
-
-
-def test_line_that_breaks_each_connection_to_its_server_ends(tmp_path: Path) -> None:
-    batch = Batch(tmp_path, 10)
-    broken = refused(502, "upstream_unreachable", "the connection broke")
-    server = batch.run(lambda prompt, _: broken if prompt == "p5" else good(prompt))
-    assert server.sent["p5"] == 3
-    assert batch.lines()["id5"]["error"] == {"code": "server_crashed", "message": "the connection broke"}
-    assert batch.counts() == Counts(10, 9, 1)
 
 
 def test_run_stops_if_no_server_comes_and_keeps_what_is_done(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from llamasup.features.usage.recorder import UsageRecorder
 from llamasup.features.usage.saver import UsageSaver
 from llamasup.features.usage.store import read_rows, usage_file
 from tests.features.usage.records import record
+from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 
 
@@ -56,14 +57,12 @@ def saved_requests() -> int:
     return sum(sums.requests for _, sums in read_rows(usage_file()))
 
 
-def test_ten_thousand_requests_are_saved_at_the_end() -> None:
-    async def main() -> None:
-        recorder = UsageRecorder(400)
-        for number in range(10_000):
-            recorder.add(record(client=f"key:k{number % 7}", ended_s=monotonic()))
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+@async_test
+async def test_ten_thousand_requests_are_saved_at_the_end() -> None:
+    recorder = UsageRecorder(400)
+    for number in range(10_000):
+        recorder.add(record(client=f"key:k{number % 7}", ended_s=monotonic()))
+    recorder.close(PATIENCE_S)
     rows = read_rows(usage_file())
     assert len({group.key for group, _ in rows}) == 7
     assert sum(sums.requests for _, sums in rows) == 10_000
@@ -71,88 +70,79 @@ def test_ten_thousand_requests_are_saved_at_the_end() -> None:
     assert sum(sums.slot_us for _, sums in rows) == 15_000_000_000
 
 
-def test_sums_are_saved_some_time_after_the_first_request() -> None:
+@async_test
+async def test_sums_are_saved_some_time_after_the_first_request() -> None:
     saver = WatchedSaver(400)
 
-    async def main() -> None:
-        recorder = recorder_of(saver, save_s=0.0)
-        recorder.add(record())
-        recorder.add(record())
-        await asyncio.to_thread(saver.until, 2)
-        assert await asyncio.to_thread(saved_requests) == 2
-        recorder.add(record())
-        await asyncio.to_thread(saver.until, 3)
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver, save_s=0.0)
+    recorder.add(record())
+    recorder.add(record())
+    await asyncio.to_thread(saver.until, 2)
+    assert await asyncio.to_thread(saved_requests) == 2
+    recorder.add(record())
+    await asyncio.to_thread(saver.until, 3)
+    recorder.close(PATIENCE_S)
     assert [flush.saves for flush in saver.flushes] == [False, True, True]  # first a reading
     assert saved_requests() == 3
 
 
-def test_request_without_a_model_is_not_counted() -> None:
-    async def main() -> None:
-        recorder = UsageRecorder(400)
-        recorder.add(record(model=""))
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+@async_test
+async def test_request_without_a_model_is_not_counted() -> None:
+    recorder = UsageRecorder(400)
+    recorder.add(record(model=""))
+    recorder.close(PATIENCE_S)
     assert not usage_file().exists()
 
 
-def test_report_is_up_to_date_and_saves(tmp_path: Path) -> None:
-    async def main() -> None:
-        recorder = UsageRecorder(400)
-        assert (await recorder.report())["rows"] == []
-        recorder.add(record(client="key:phone"))
-        recorder.add(record(model="other"))
-        report = await recorder.report("key,model", "0d")
-        assert [(row["key"], row["model"], row["requests"]) for row in report["rows"]] == [
-            ("", "other", 1),
-            ("phone", "tiny", 1),
-        ]
-        assert (report["file"], report["problem"]) == (str(usage_file()), None)
-        assert await asyncio.to_thread(saved_requests) == 2
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+@async_test
+async def test_report_is_up_to_date_and_saves(tmp_path: Path) -> None:
+    recorder = UsageRecorder(400)
+    assert (await recorder.report())["rows"] == []
+    recorder.add(record(client="key:phone"))
+    recorder.add(record(model="other"))
+    report = await recorder.report("key,model", "0d")
+    assert [(row["key"], row["model"], row["requests"]) for row in report["rows"]] == [
+        ("", "other", 1),
+        ("phone", "tiny", 1),
+    ]
+    assert (report["file"], report["problem"]) == (str(usage_file()), None)
+    assert await asyncio.to_thread(saved_requests) == 2
+    recorder.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize(("by", "since"), [("week", None), ("model", "soon")])
-def test_invalid_question_is_an_error_and_saves_nothing(by: str, since: str | None) -> None:
-    async def main() -> None:
-        recorder = UsageRecorder(400)
-        recorder.add(record())
-        with pytest.raises(UsageInvalid):
-            await recorder.report(by, since)
-        assert not usage_file().exists()
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+@async_test
+async def test_invalid_question_is_an_error_and_saves_nothing(by: str, since: str | None) -> None:
+    recorder = UsageRecorder(400)
+    recorder.add(record())
+    with pytest.raises(UsageInvalid):
+        await recorder.report(by, since)
+    assert not usage_file().exists()
+    recorder.close(PATIENCE_S)
 
 
-def test_disk_that_hangs_delays_neither_a_report_nor_the_end(
+@async_test
+async def test_disk_that_hangs_delays_neither_a_report_nor_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", 0.01)
     saver = WatchedSaver(400)
     saver.hold.clear()
 
-    async def main() -> None:
-        recorder = recorder_of(saver)
-        recorder.add(record())
-        report = await recorder.report()
-        assert report["rows"] == []
-        assert "the disk does not answer" in report["problem"]
-        recorder.close(0.01)
-        assert "The last usage may not be saved" in caplog.text
-        saver.hold.set()  # the late answer is ignored
-        await asyncio.to_thread(saver.until, 2)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver)
+    recorder.add(record())
+    report = await recorder.report()
+    assert report["rows"] == []
+    assert "the disk does not answer" in report["problem"]
+    recorder.close(0.01)
+    assert "The last usage may not be saved" in caplog.text
+    saver.hold.set()  # the late answer is ignored
+    await asyncio.to_thread(saver.until, 2)
     assert saved_requests() == 1
 
 
-def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
+@async_test
+async def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", PATIENCE_S)
@@ -160,18 +150,15 @@ def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
     def make(_: int) -> UsageSaver:
         raise ModuleNotFoundError("No module named '_sqlite3'")
 
-    async def main() -> None:
-        recorder = UsageRecorder(400, make_saver=make, save_s=0.0, reading_s=0.0)
-        recorder.add(record())
-        for _ in range(2):
-            report = await recorder.report()
-            assert "ModuleNotFoundError: No module named '_sqlite3'" in report["problem"]
-        for number in range(100):
-            recorder.add(record(ended_s=1000.0 + number))
-        recorder.close(PATIENCE_S)
-        assert len(recorder._writer) == 0
-
-    asyncio.run(main())
+    recorder = UsageRecorder(400, make_saver=make, save_s=0.0, reading_s=0.0)
+    recorder.add(record())
+    for _ in range(2):
+        report = await recorder.report()
+        assert "ModuleNotFoundError: No module named '_sqlite3'" in report["problem"]
+    for number in range(100):
+        recorder.add(record(ended_s=1000.0 + number))
+    recorder.close(PATIENCE_S)
+    assert len(recorder._writer) == 0
     assert caplog.messages == ["The usage cannot be counted"]
 
 
@@ -203,18 +190,16 @@ class Measuring(WatchedSaver):
         return Reading(999.0 + self._readings, {"package": Counter(1000 * self._readings)})
 
 
-def test_energy_is_read_at_the_ends_of_requests_but_not_at_each() -> None:
+@async_test
+async def test_energy_is_read_at_the_ends_of_requests_but_not_at_each() -> None:
     saver = Measuring()
 
-    async def main() -> None:
-        recorder = recorder_of(saver, reading_s=10.0)
-        recorder.add(record(ended_s=1000.0, slot_s=1.0))
-        for number in range(50):
-            recorder.add(record(ended_s=1000.5 + 0.01 * number, slot_s=0.5))
-        recorder.add(record(slot_s=0.0, ended_s=1009.0))  # it never had a slot
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver, reading_s=10.0)
+    recorder.add(record(ended_s=1000.0, slot_s=1.0))
+    for number in range(50):
+        recorder.add(record(ended_s=1000.5 + 0.01 * number, slot_s=0.5))
+    recorder.add(record(slot_s=0.0, ended_s=1009.0))  # it never had a slot
+    recorder.close(PATIENCE_S)
     # The first end, the sums, and the energy of the rest at the end.
     assert [(flush.measures, flush.saves, len(flush.work)) for flush in saver.flushes] == [
         (True, False, 1),
@@ -235,7 +220,8 @@ class Steady(UsageSaver):
         self.now_s = 0.0
 
 
-def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
+@async_test
+async def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """240 s, while a short request for another model ends every ten seconds."""
@@ -244,19 +230,16 @@ def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
     in_flight = [HeldSlots("long", "key:phone", 0.0, 1)]
     recorder = recorder_of(saver, held_slots=in_flight, save_s=10_000.0, reading_s=10.0)
 
-    async def main() -> None:
-        for end_s in range(10, 250, 10):
-            saver.now_s = float(end_s)
-            if end_s == 240:
-                in_flight.clear()
-                recorder.add(
-                    record(model="long", client="key:phone", ended_s=240.0, slot_s=240.0, duration_s=240.0)
-                )
-            recorder.add(record(model="short", ended_s=float(end_s), slot_s=1.0, duration_s=1.0))
-            await recorder.report()  # the thread has read the counters
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    for end_s in range(10, 250, 10):
+        saver.now_s = float(end_s)
+        if end_s == 240:
+            in_flight.clear()
+            recorder.add(
+                record(model="long", client="key:phone", ended_s=240.0, slot_s=240.0, duration_s=240.0)
+            )
+        recorder.add(record(model="short", ended_s=float(end_s), slot_s=1.0, duration_s=1.0))
+        await recorder.report()  # the thread has read the counters
+    recorder.close(PATIENCE_S)
     energy_j = {group.model: (sums.energy_uj or 0) / 1e6 for group, sums in read_rows(usage_file())}
     assert sum(energy_j.values()) == pytest.approx(
         23_000.0
@@ -264,49 +247,43 @@ def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
     assert energy_j["short"] == pytest.approx(23 * 1000.0 / 11, abs=100.0)
 
 
-def test_reading_is_due_again_after_a_while() -> None:
+@async_test
+async def test_reading_is_due_again_after_a_while() -> None:
     saver = Measuring()
 
-    async def main() -> None:
-        recorder = recorder_of(saver, reading_s=10.0)
-        for at_s in (1000.0, 1005.0, 1010.0, 1011.0):
-            recorder.add(record(ended_s=at_s))
-        await asyncio.to_thread(saver.until, 2)
-        assert [len(flush.work) for flush in saver.flushes] == [1, 2]
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver, reading_s=10.0)
+    for at_s in (1000.0, 1005.0, 1010.0, 1011.0):
+        recorder.add(record(ended_s=at_s))
+    await asyncio.to_thread(saver.until, 2)
+    assert [len(flush.work) for flush in saver.flushes] == [1, 2]
+    recorder.close(PATIENCE_S)
 
 
-def test_without_counters_no_work_is_kept() -> None:
+@async_test
+async def test_without_counters_no_work_is_kept() -> None:
     saver = WatchedSaver(400)
 
-    async def main() -> None:
-        recorder = recorder_of(saver, reading_s=10.0)
-        recorder.add(record(ended_s=1000.0))
-        await asyncio.to_thread(saver.until, 1)
-        for number in range(20):
-            recorder.add(record(ended_s=1010.0 + 10.0 * number))
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver, reading_s=10.0)
+    recorder.add(record(ended_s=1000.0))
+    await asyncio.to_thread(saver.until, 1)
+    for number in range(20):
+        recorder.add(record(ended_s=1010.0 + 10.0 * number))
+    recorder.close(PATIENCE_S)
     assert sum(flush.measures for flush in saver.flushes) == 1
     assert saved_requests() == 21
 
 
-def test_thread_that_hangs_gets_no_more_work() -> None:
+@async_test
+async def test_thread_that_hangs_gets_no_more_work() -> None:
     saver = WatchedSaver(400)
     saver.hold.clear()
 
-    async def main() -> None:
-        recorder = recorder_of(saver, reading_s=10.0)
-        recorder.add(record(ended_s=1000.0))
-        assert await asyncio.to_thread(saver.entered.wait, PATIENCE_S)  # the thread has this one alone
-        for number in range(1, 100):
-            recorder.add(record(ended_s=1000.0 + 10.0 * number))
-        saver.hold.set()
-        recorder.close(PATIENCE_S)
-
-    asyncio.run(main())
+    recorder = recorder_of(saver, reading_s=10.0)
+    recorder.add(record(ended_s=1000.0))
+    assert await asyncio.to_thread(saver.entered.wait, PATIENCE_S)  # the thread has this one alone
+    for number in range(1, 100):
+        recorder.add(record(ended_s=1000.0 + 10.0 * number))
+    saver.hold.set()
+    recorder.close(PATIENCE_S)
     assert len(saver.flushes) <= recorders.MAX_WAITING + 3
     assert saved_requests() == 100

@@ -92,10 +92,13 @@ def test_folder_that_cannot_be_used_is_reported_once_and_loses_nothing(
     assert len(caplog.messages) == 2  # it is a new problem
 
 
+BROKEN = b"This is not a database." * 100
+
+
 def test_corrupt_file_is_moved_aside_and_a_new_one_begins(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine.path().write_bytes(b"This is not a database." * 100)
+    machine.path().write_bytes(BROKEN)
     saver = machine.saver()
     assert "damaged" in (asked(saver).problem or "")  # reading changes nothing
     saver.take(Flush({TINY: Sums(1)}, saves=True))
@@ -104,37 +107,32 @@ def test_corrupt_file_is_moved_aside_and_a_new_one_begins(
     assert "has renamed it to" in message
     assert read_rows(machine.path()) == [(TINY, Sums(1))]
     [aside] = machine.path().parent.glob("usage.sqlite.corrupt-*")
-    assert aside.read_bytes().startswith(b"This is not")
+    assert aside.read_bytes() == BROKEN
 
 
-def test_corrupt_file_that_cannot_be_moved_is_a_problem(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("moved_by_another", [False, True])
+def test_corrupt_file_that_this_llamasup_does_not_move(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    moved_by_another: bool,
 ) -> None:
-    def refuses(*_: object) -> None:
-        raise PermissionError
+    """It cannot, which is a problem, or another one has moved it: then the file is written again."""
 
-    machine.path().write_bytes(b"This is not a database." * 100)
-    monkeypatch.setattr("llamasup.features.usage.saver.move_aside", refuses)
-    saver = machine.saver()
-    saver.take(Flush({TINY: Sums(1)}, saves=True))
-    saver.take(Flush({TINY: Sums(1)}, saves=True))
-    [message] = caplog.messages
-    assert "Move it away." in message
-    assert asked(saver).rows == [(TINY, Sums(2))]
-
-
-def test_corrupt_file_that_another_llamasup_has_moved_is_written_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    machine.path().write_bytes(b"This is not a database." * 100)
-
-    def moved_already(path: Path, _error: object) -> None:
+    def move(path: Path, _error: object) -> None:
+        if not moved_by_another:
+            raise PermissionError
         path.unlink()
 
-    monkeypatch.setattr("llamasup.features.usage.saver.move_aside", moved_already)
-    machine.saver().take(Flush({TINY: Sums(1)}, saves=True))
-    assert read_rows(machine.path()) == [(TINY, Sums(1))]
-    assert caplog.messages == []
+    machine.path().write_bytes(BROKEN)
+    monkeypatch.setattr("llamasup.features.usage.saver.move_aside", move)
+    saver = machine.saver()
+    for _ in range(2):
+        saver.take(Flush({TINY: Sums(1)}, saves=True))
+    assert ["Move it away." in message for message in caplog.messages] == [True] * (not moved_by_another)
+    assert sum(sums.requests for _, sums in asked(saver).rows) == 2
+    if moved_by_another:
+        assert read_rows(machine.path()) == [(TINY, Sums(2))]
 
 
 def test_unexpected_failure_keeps_the_sums_and_is_logged_once(

@@ -7,8 +7,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +32,9 @@ PHONE = Group("2026-03-02", "tiny", "phone")
 PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 
 
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+def queried(path: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
 
 
 @pytest.fixture
@@ -52,10 +55,8 @@ def test_file_is_in_the_state_folder_and_only_its_user_may_read_it(path: Path, o
     assert usage_file() == own_folders / "state" / "llamasup" / "usage.sqlite"
     path.touch(0o644)
     save(path, [(TINY, Sums(1))])
-    assert mode_of(path) == 0o600
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    connection.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert queried(path, "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_rows_are_grouped_and_earlier_days_are_left_out(path: Path) -> None:
@@ -119,69 +120,60 @@ def test_damaged_pages_are_recognised(path: Path) -> None:
 
 
 def test_file_of_a_newer_llamasup_is_not_touched(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 9")
-    connection.close()
+    queried(path, "PRAGMA user_version = 9")
     for use in (lambda: save(path, [(TINY, Sums(1))]), lambda: read_rows(path)):
         with pytest.raises(UsageFileUnusable, match="newer llamasup"):
             use()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
-    connection.close()
+    assert queried(path, "SELECT * FROM sqlite_master") == []
 
 
-_READ_ONLY = """
+_TRY = """
 import sys
 from pathlib import Path
 from llamasup.features.usage.ledger import Group, Sums
 from llamasup.features.usage.store import UsageFileUnusable, read_rows, save
 path = Path(sys.argv[1])
-for written in (path, path.with_name("new")):
+rows = [(Group("2026-03-01", f"model {number}", ""), Sums(1)) for number in range(5000)]
+def attempt(function, *arguments):
     try:
-        save(written, [(Group("2026-03-01", "tiny", ""), Sums(1))])
+        print(function(*arguments))
     except UsageFileUnusable as error:
         print(error.message)
-print(read_rows(path)[0][1].requests)
 """
 
 
-def test_read_only_folder_can_be_read_but_not_written(path: Path) -> None:
+def tried(path: Path, script: str, *prefix: str) -> list[str]:
+    """The lines that a script prints, as another process."""
+    words = [*prefix, sys.executable, "-c", _TRY + script, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("mode", "script", "messages"),
+    [
+        (
+            0o500,  # it can be read, but not written
+            'attempt(save, path, rows); attempt(save, path.with_name("new"), rows); attempt(read_rows, path)',
+            ["usage.sqlite' cannot be used", "new' cannot be used", "requests=7"],
+        ),
+        (0o000, "attempt(read_rows, path)", ["cannot be used: Permission denied"]),
+    ],
+)
+def test_folder_without_permissions_is_unusable(
+    path: Path, mode: int, script: str, messages: list[str]
+) -> None:
     save(path, [(TINY, Sums(7))])
     path.chmod(0o400)
-    path.parent.chmod(0o500)
+    path.parent.chmod(mode)
     try:
-        done = subprocess.run(
-            [*PLAIN, sys.executable, "-c", _READ_ONLY, str(path)], capture_output=True, text=True
-        )
+        lines = tried(path, script, *PLAIN)
     finally:
         path.parent.chmod(0o700)
-    first, second, requests = done.stdout.splitlines()
-    assert "'" + str(path) + "' cannot be used" in first
-    assert "new' cannot be used" in second
-    assert requests == "7"
-
-
-_READ = """
-import sys
-from pathlib import Path
-from llamasup.features.usage.store import UsageFileUnusable, read_rows
-try:
-    read_rows(Path(sys.argv[1]))
-except UsageFileUnusable as error:
-    print(error.message)
-"""
-
-
-def test_folder_that_this_user_may_not_enter_is_unusable(path: Path) -> None:
-    save(path, [(TINY, Sums(7))])
-    path.parent.chmod(0o000)
-    try:
-        done = subprocess.run(
-            [*PLAIN, sys.executable, "-c", _READ, str(path)], capture_output=True, text=True
-        )
-    finally:
-        path.parent.chmod(0o700)
-    assert "cannot be used: Permission denied" in done.stdout, done.stderr
+    assert len(lines) == len(messages)
+    for line, message in zip(lines, messages, strict=True):
+        assert message in line
 
 
 def test_symlink_and_folder_are_refused(path: Path, tmp_path: Path) -> None:
@@ -208,49 +200,28 @@ def test_locked_file_is_unusable_until_the_lock_ends(path: Path, monkeypatch: py
     assert read_rows(path) == [(TINY, Sums(2))]
 
 
-_FULL = """
-import resource, sys
-from pathlib import Path
-from llamasup.features.usage.ledger import Group, Sums
-from llamasup.features.usage.store import UsageFileUnusable, save
-path = Path(sys.argv[1])
-rows = [(Group("2026-03-01", f"model {number}", ""), Sums(1)) for number in range(5000)]
+def test_full_disk_keeps_what_was_saved(path: Path) -> None:
+    script = """
+import resource
 save(path, rows[:1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
-try:
-    save(path, rows)
-except UsageFileUnusable as error:
-    print(error.message)
+attempt(save, path, rows)
 """
-
-
-def test_full_disk_keeps_what_was_saved(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", _FULL, str(path)], capture_output=True, text=True)
-    assert "cannot be used" in done.stdout, done.stderr
+    [line] = tried(path, script)
+    assert "cannot be used" in line
     assert read_rows(path) == [(Group("2026-03-01", "model 0", ""), Sums(1))]
 
 
-_MANY = """
-import sys
-from pathlib import Path
-from llamasup.features.usage.ledger import Group, Sums
-from llamasup.features.usage.store import save
-sys.stdin.readline()
-for number in range(10):
-    save(Path(sys.argv[1]), [(Group("2026-03-01", "tiny", ""), Sums(1, tokens_prompt=2))])
-"""
-
-
 def test_processes_that_save_at_the_same_time_lose_nothing(path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", _MANY, str(path)], stdin=subprocess.PIPE) for _ in range(3)
-    ]
+    script = f"{_TRY}sys.stdin.readline()\nfor _ in range(10):\n    save(path, rows[:1])"
+    words = [sys.executable, "-c", script, str(path)]
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(3)]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.close()
     assert [process.wait(PATIENCE_S) for process in processes] == [0] * 3
-    assert read_rows(path) == [(TINY, Sums(30, tokens_prompt=60))]
+    assert read_rows(path) == [(TINY._replace(model="model 0"), Sums(30))]
 
 
 def test_python_without_sqlite_is_a_problem_and_no_failure(

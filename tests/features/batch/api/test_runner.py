@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,6 +147,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "RETRY_S", 0.01)
 
 
+Serve = Callable[..., AbstractAsyncContextManager["Api"]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Serve batches in the folder of the test, also again after a stop."""
+    return partial(serving, tmp_path, monkeypatch)
+
+
 @asynccontextmanager
 async def serving(
     folder: Path, monkeypatch: pytest.MonkeyPatch, keys: Keys | None = None, **settings: Any
@@ -180,10 +190,8 @@ def keys_of(folder: Path, text: str = "sk-anna name=anna models=tiny\nsk-ben nam
 
 
 @async_test
-async def test_batch_has_a_file_of_answers_and_one_of_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_batch_has_a_file_of_answers_and_one_of_errors(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as api:
         batch = await api.create(["a", "wrong", "b"], metadata={"k": "v"})
         over = await api.end(batch)
         assert over["status"] == "completed"
@@ -201,9 +209,7 @@ async def test_batch_has_a_file_of_answers_and_one_of_errors(
 
 @pytest.mark.check("X8", "the event loop serves other clients meanwhile")
 @async_test
-async def test_forms_and_the_index_are_read_in_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forms_and_the_index_are_read_in_threads(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop is that of the proxy."""
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,25 +223,23 @@ async def test_forms_and_the_index_are_read_in_threads(
     monkeypatch.setattr(UploadForm, "feed", noted(UploadForm.feed))
     monkeypatch.setattr(Index, "counts", noted(Index.counts))
     monkeypatch.setattr(Index, "models", noted(Index.models))
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
     assert len(threads) > 4
     assert threading.get_ident() not in threads
 
 
 @async_test
-async def test_batch_without_errors_has_no_file_of_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch, Keys(None, (), lambda: 0.0), only_between="00:00-00:00") as api:
+async def test_batch_without_errors_has_no_file_of_errors(serve: Serve) -> None:
+    async with serve(Keys(None, (), lambda: 0.0), only_between="00:00-00:00") as api:
         over = await api.end(await api.create(["a"], {}), {})
         assert over["error_file_id"] is None
         assert api.server.keys == [None]
 
 
 @async_test
-async def test_lists_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_lists_have_pages(serve: Serve) -> None:
+    async with serve() as api:
         batches = [await api.create(["a"]) for _ in range(3)]
         for batch in batches:
             await api.end(batch)
@@ -253,9 +257,9 @@ async def test_lists_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @async_test
-async def test_upload_is_refused_above_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_upload_is_refused_above_each_limit(serve: Serve, tmp_path: Path) -> None:
     limits: dict[str, Any] = {"max_file": Size(bytes=2000), "disk": Size(bytes=3000), "max_files": 2}
-    async with serving(tmp_path, monkeypatch, **limits) as api:
+    async with serve(**limits) as api:
         refused = await api.upload(b"x" * 2001)
         assert (refused.status_code, refused.json()["error"]["cause"]) == (413, "file_limit")
         assert (await api.upload(b"x" * 2000)).status_code == 200
@@ -273,8 +277,8 @@ async def test_upload_is_refused_above_each_limit(tmp_path: Path, monkeypatch: p
 
 
 @async_test
-async def test_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_wrong_form_is_refused(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as api:
         assert (await api.upload(b"x", purpose="vision")).status_code == 400
         for seconds in (
             "60",
@@ -300,9 +304,7 @@ async def test_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @async_test
-async def test_uploads_at_one_time_stay_within_the_disk_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_uploads_at_one_time_stay_within_the_disk_together(serve: Serve, tmp_path: Path) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
         began.set()
@@ -310,7 +312,7 @@ async def test_uploads_at_one_time_stay_within_the_disk_together(
         yield b'Content-Disposition: form-data; name="file"\r\n\r\n' + bytes(3000) + b"\r\n--x--"
 
     began, may_end = asyncio.Event(), asyncio.Event()
-    async with serving(tmp_path, monkeypatch, disk=Size(bytes=5000)) as api:
+    async with serve(disk=Size(bytes=5000)) as api:
         slow = asyncio.get_running_loop().create_task(
             api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
         )
@@ -323,8 +325,8 @@ async def test_uploads_at_one_time_stay_within_the_disk_together(
 
 
 @async_test
-async def test_mistakes_fail_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch, max_lines=2) as api:
+async def test_mistakes_fail_the_batch(serve: Serve) -> None:
+    async with serve(max_lines=2) as api:
         uploaded = (await api.upload(b'{"custom_id": "1"}\nno\n')).json()
         over = await api.end(await api.begin(uploaded["id"]))
         assert over["status"] == "failed"
@@ -340,10 +342,8 @@ async def test_mistakes_fail_the_batch(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @async_test
-async def test_running_batch_is_cancelled_and_a_waiting_one_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch, max_batches=2) as api:
+async def test_running_batch_is_cancelled_and_a_waiting_one_at_once(serve: Serve) -> None:
+    async with serve(max_batches=2) as api:
         batch = await api.create(["a", *[f"wait {n}" for n in range(20)]])
         waiting = await api.create(["b"])
         assert "2 batches" in (await api.create(["c"]))["error"]["message"]
@@ -363,10 +363,13 @@ async def test_running_batch_is_cancelled_and_a_waiting_one_at_once(
         assert (await cancelled(api, batch))["status"] == "cancelled"
 
 
-async def has_an_answer(api: Api, batch: Any) -> None:
+async def begun(api: Api) -> Any:
+    """A batch with an answer to its first line, while its second one waits."""
+    batch = await api.create(["a", "wait"])
     await eventually(
         lambda: api.get(f"/v1/batches/{batch['id']}"), lambda now: now["request_counts"]["completed"] == 1
     )
+    return batch
 
 
 async def cancelled(api: Api, batch: Any) -> Any:
@@ -374,10 +377,8 @@ async def cancelled(api: Api, batch: Any) -> Any:
 
 
 @async_test
-async def test_operator_sees_and_cancels_the_batches_of_all_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_operator_sees_and_cancels_the_batches_of_all_clients(serve: Serve) -> None:
+    async with serve() as api:
         first = await api.create(["a"], metadata={"private": "yes"})
         over = await api.end(first)
         second = await api.create(["wait"], BEN)
@@ -400,7 +401,7 @@ async def test_operator_sees_and_cancels_the_batches_of_all_clients(
 
 @async_test
 async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unfinished(self: Store) -> Any:
         found = original(self)
@@ -410,7 +411,7 @@ async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
 
     original = Store.unfinished
     monkeypatch.setattr(Store, "unfinished", unfinished)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         over = await api.end(await api.create(["a"]))
         assert over["status"] == "cancelled"
         assert over["in_progress_at"] is None
@@ -419,11 +420,10 @@ async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
 
 @async_test
 async def test_batch_that_was_cancelled_before_its_next_turn_ends_in_this_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
-        batch = await api.create(["a", "wait"])
-        await has_an_answer(api, batch)
+    async with serve() as api:
+        batch = await begun(api)
         api.service.stop()
         await api.running
 
@@ -435,7 +435,7 @@ async def test_batch_that_was_cancelled_before_its_next_turn_ends_in_this_turn(
 
     original = Store.unfinished
     monkeypatch.setattr(Store, "unfinished", unfinished)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         over = await api.end(batch)
         assert over["status"] == "cancelled"
         assert list(await api.lines(over["output_file_id"])) == ["0"]
@@ -443,7 +443,7 @@ async def test_batch_that_was_cancelled_before_its_next_turn_ends_in_this_turn(
 
 @async_test
 async def test_cancel_looks_again_if_the_batch_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replace_batch(self: Store, *batches: Any) -> bool:
         tries.append(batches)
@@ -452,24 +452,23 @@ async def test_cancel_looks_again_if_the_batch_has_changed(
     original, tries = Store.replace_batch, list[object]()
     monkeypatch.setattr(Store, "replace_batch", replace_batch)
     monkeypatch.setattr(runner_module, "next_batch", lambda *_: None)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         assert (await cancelled(api, await api.create(["a"])))["status"] == "cancelled"
     assert len(tries) == 2
 
 
 @async_test
 async def test_cancelled_batch_that_waits_for_its_next_turn_keeps_its_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
-        batch = await api.create(["a", "wait"])
-        await has_an_answer(api, batch)
+    async with serve() as api:
+        batch = await begun(api)
         api.service.stop()
         await api.running
     holds = True
     original = next_batch
     monkeypatch.setattr(runner_module, "next_batch", lambda *given: None if holds else original(*given))
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         assert (await api.get(f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] == 1
         assert (await cancelled(api, batch))["status"] == "cancelling"
         holds = False
@@ -500,33 +499,33 @@ class EndlessInput:
         return self.began.is_set()
 
 
+@pytest.mark.parametrize("cancels", [False, True])
 @async_test
-async def test_stop_ends_the_reading_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_and_cancel_end_the_reading_of_an_input(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
+) -> None:
     reading = EndlessInput(monkeypatch)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         batch = await api.create(["a"])
         await eventually(reading.is_read, bool)
+        if cancels:
+            assert (await cancelled(api, batch))["status"] == "cancelling"
+            over = await api.end(batch)
+            assert (over["status"], over["output_file_id"], over["error_file_id"]) == (
+                "cancelled",
+                None,
+                None,
+            )
+            assert not list((tmp_path / "api" / "running").iterdir())
         api.service.stop()
     reading.is_over = True
-    async with serving(tmp_path, monkeypatch) as api:
-        assert (await api.end(batch))["status"] == "completed"
-
-
-@async_test
-async def test_cancel_ends_the_reading_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = EndlessInput(monkeypatch)
-    async with serving(tmp_path, monkeypatch) as api:
-        batch = await api.create(["a"])
-        await eventually(reading.is_read, bool)
-        assert (await cancelled(api, batch))["status"] == "cancelling"
-        over = await api.end(batch)
-        assert (over["status"], over["output_file_id"], over["error_file_id"]) == ("cancelled", None, None)
-        assert not list((tmp_path / "api" / "running").iterdir())
+    async with serve() as api:
+        assert (await api.end(batch))["status"] == ("cancelled" if cancels else "completed")
 
 
 @async_test
 async def test_files_are_closed_if_the_service_is_cancelled_while_they_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, may_end, closed = threading.Event(), threading.Event(), list[Prepared]()
 
@@ -545,7 +544,7 @@ async def test_files_are_closed_if_the_service_is_cancelled_while_they_open(
     original, original_close = job_module.prepare, Prepared.__exit__
     monkeypatch.setattr(runner_module, "prepare", prepare)
     monkeypatch.setattr(Prepared, "__exit__", close)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         await api.create(["a"])
         await eventually(has_begun, bool)
         asyncio.get_running_loop().call_soon(may_end.set)  # when the service has been cancelled
@@ -554,7 +553,7 @@ async def test_files_are_closed_if_the_service_is_cancelled_while_they_open(
 
 @async_test
 async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, may_end, written = threading.Event(), threading.Event(), list[int]()
 
@@ -570,7 +569,7 @@ async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
         return began.is_set()
 
     monkeypatch.setattr(store_module, "_write_all", write_all)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         uploading = asyncio.get_running_loop().create_task(
             api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
         )
@@ -594,8 +593,8 @@ async def ends_early(api: Api, happens: Callable[[], object]) -> Any:
 
 
 @async_test
-async def test_batch_ends_with_its_completion_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_batch_ends_with_its_completion_window(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as api:
         later = runner_module.epoch_s() + 2 * 86_400
         over = await ends_early(api, lambda: monkeypatch.setattr(runner_module, "epoch_s", lambda: later))
         assert over["status"] == "expired"
@@ -606,14 +605,14 @@ async def test_batch_ends_with_its_completion_window(tmp_path: Path, monkeypatch
 
 
 @async_test
-async def test_batch_of_a_key_that_was_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_of_a_key_that_was_removed_fails(serve: Serve, tmp_path: Path) -> None:
     keys = keys_of(tmp_path)
 
     def change(text: str) -> None:
         (tmp_path / "keys").write_text(text)
         keys.look()
 
-    async with serving(tmp_path, monkeypatch, keys) as api:
+    async with serve(keys) as api:
         assert not keys.has_minted
         batch = await api.create(["a", "wait"])
         await api.server.asked.wait()
@@ -635,11 +634,9 @@ async def test_batch_of_a_key_that_was_removed_fails(tmp_path: Path, monkeypatch
 
 
 @async_test
-async def test_batch_gives_its_turn_to_another_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_batch_gives_its_turn_to_another_client(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "TURN_S", 0.0)
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         batch = await api.create(["a", "wait"])
         await api.server.asked.wait()
         assert (await api.end(await api.create(["b"], BEN), BEN))["status"] == "completed"
@@ -649,52 +646,56 @@ async def test_batch_gives_its_turn_to_another_client(
 
 
 @async_test
-async def test_batch_continues_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_batch_continues_after_a_stop(serve: Serve) -> None:
+    async with serve() as api:
         batch = await api.create(["a", "wait"])
         await api.server.asked.wait()
         api.service.stop()
         refused = await api.http.get("/v1/files", headers=ANNA)
         assert refused.status_code == 503
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         api.server.gate.set()
         over = await api.end(batch)
         assert over["status"] == "completed"
         assert sorted(await api.lines(over["output_file_id"])) == ["0", "1"]
 
 
-@async_test
-async def test_trouble_of_the_server_is_not_the_end_of_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures = [StorageLimit("The disk is full."), None]
+def fails_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> list[Exception]:
+    """The next call raises ``error``, and those after it work. Returns what was not raised yet."""
+    errors, original = [error], getattr(owner, name)
 
-    def prepare(*arguments: Any, **options: Any) -> Any:
-        if (error := failures.pop(0)) is not None:
-            raise error
+    def call(*arguments: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
         return original(*arguments, **options)
 
-    original = job_module.prepare
-    monkeypatch.setattr(runner_module, "prepare", prepare)
-    async with serving(tmp_path, monkeypatch) as api:
+    monkeypatch.setattr(owner, name, call)
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (runner_module, "prepare", StorageLimit("The disk is full.")),
+        (Store, "remove_expired", ZeroDivisionError("a bug between batches")),
+    ],
+)
+@async_test
+async def test_trouble_of_the_server_is_not_the_end_of_a_batch(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception
+) -> None:
+    left = fails_once(monkeypatch, owner, name, error)
+    async with serve() as api:
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
-        assert not failures
+        assert not left
 
 
 @async_test
 async def test_bug_ends_its_batch_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bugs: list[Exception] = [ZeroDivisionError("a bug")]
-
-    def prepare(*arguments: Any, **options: Any) -> Any:
-        if bugs:
-            raise bugs.pop()
-        return original(*arguments, **options)
-
-    original = job_module.prepare
-    monkeypatch.setattr(runner_module, "prepare", prepare)
-    async with serving(tmp_path, monkeypatch) as api:
+    fails_once(monkeypatch, runner_module, "prepare", ZeroDivisionError("a bug"))
+    async with serve() as api:
         over = await api.end(await api.create(["a"]))
         assert (over["status"], over["errors"]["data"][0]["code"]) == ("failed", "internal_error")
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
@@ -702,8 +703,8 @@ async def test_bug_ends_its_batch_and_no_other(
 
 
 @async_test
-async def test_bug_in_the_run_keeps_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_bug_in_the_run_keeps_the_answers(serve: Serve) -> None:
+    async with serve() as api:
         over = await api.end(await api.create(["a", "bug"]))
         assert (over["status"], over["errors"]["data"][0]["code"]) == ("failed", "internal_error")
         answers, failures = [await api.lines(over[f"{kind}_file_id"]) for kind in ("output", "error")]
@@ -712,14 +713,11 @@ async def test_bug_in_the_run_keeps_the_answers(tmp_path: Path, monkeypatch: pyt
 
 
 @async_test
-async def test_model_that_has_gone_at_a_restart_leaves_the_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
-        batch = await api.create(["a", "wait"])
-        await has_an_answer(api, batch)
+async def test_model_that_has_gone_at_a_restart_leaves_the_answers(serve: Serve) -> None:
+    async with serve() as api:
+        batch = await begun(api)
         api.service.stop()
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         api.server.unknown = {"": "no such model"}
         over = await api.end(batch)
         assert over["status"] == "failed"
@@ -731,7 +729,7 @@ async def test_model_that_has_gone_at_a_restart_leaves_the_answers(
 
 @async_test
 async def test_full_disk_at_the_end_of_a_batch_delays_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = [errno.ENOSPC, errno.EIO]
     found: list[int] = []  # parts, before each part is opened
@@ -744,7 +742,7 @@ async def test_full_disk_at_the_end_of_a_batch_delays_it(
         return original(path, *arguments, **options)
 
     original = Path.open
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         batch = await api.create(["wait"])
         await api.server.asked.wait()
         monkeypatch.setattr(Path, "open", open_)
@@ -757,7 +755,7 @@ async def test_full_disk_at_the_end_of_a_batch_delays_it(
 
 @async_test
 async def test_counts_are_right_after_a_restart_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise DiskFull("No space is left.")
@@ -767,24 +765,21 @@ async def test_counts_are_right_after_a_restart_on_a_full_disk(
 
     said: list[str] = []
     monkeypatch.setattr(runner_module._log, "warning", lambda text, *_: said.append(text))
-    async with serving(tmp_path, monkeypatch) as api:
-        batch = await api.create(["a", "wait"])
-        await has_an_answer(api, batch)
+    async with serve() as api:
+        batch = await begun(api)
         monkeypatch.setattr(Store, "save_batch", full)
         api.service.stop()
     monkeypatch.setattr(runner_module, "prepare", full)
     said.clear()
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         await eventually(has_to_wait, bool)
         found = await api.get(f"/v1/batches/{batch['id']}")
         assert found["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
 
 
 @async_test
-async def test_upload_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, monkeypatch) as api:
+async def test_upload_that_cannot_be_written_is_refused(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as api:
         assert (await api.upload(b"x")).status_code == 200
         (tmp_path / "api" / "files").rename(tmp_path / "gone")
         refused = await api.upload(b"x")
@@ -792,29 +787,9 @@ async def test_upload_that_cannot_be_written_is_refused(
 
 
 @async_test
-async def test_bug_between_batches_does_not_end_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bugs: list[Exception] = [ZeroDivisionError("a bug")]
-
-    def remove_expired(*arguments: Any) -> Any:
-        if bugs:
-            raise bugs.pop()
-        return original(*arguments)
-
-    original = Store.remove_expired
-    monkeypatch.setattr(Store, "remove_expired", remove_expired)
-    async with serving(tmp_path, monkeypatch) as api:
-        assert (await api.end(await api.create(["a"])))["status"] == "completed"
-        assert not bugs
-
-
-@async_test
-async def test_folder_that_cannot_be_used_is_told_to_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_folder_that_cannot_be_used_is_told_to_the_client(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "api").write_text("a file")
-    async with serving(tmp_path, monkeypatch) as api:
+    async with serve() as api:
         answer = await api.http.get("/v1/files", headers=ANNA)
         assert answer.status_code == 500
         assert "folder" in answer.json()["error"]["message"]
