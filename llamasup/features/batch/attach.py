@@ -16,13 +16,13 @@ from llamasup.errors import FolderUnusable, LlamasupError
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from llamasup.features.batch.api.runner import BatchService
+    from llamasup.features.batch.api.service import BatchService
 
 
 def batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence[BaseRoute]]:
     """The batches, and the routes of their API."""
     from llamasup.features.batch.api.routes import routes_of  # here, because few configs have batches
-    from llamasup.features.batch.api.runner import BatchService
+    from llamasup.features.batch.api.service import BatchService
 
     service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys)
     return service, routes_of(service)

@@ -40,6 +40,11 @@ def open_log() -> Iterator[Open]:
         log.close(PATIENCE_S)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "access.log"
+
+
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """A full disk: no file of this process can be longer than this."""
@@ -55,9 +60,8 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_every_record_is_a_line_in_order_and_the_last_are_written_at_the_end(
-    open_log: Open, tmp_path: Path
+    open_log: Open, path: Path
 ) -> None:
-    path = tmp_path / "access.log"
     log = open_log(path)
     for number in range(1234):
         log.write(number)
@@ -67,22 +71,13 @@ def test_every_record_is_a_line_in_order_and_the_last_are_written_at_the_end(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_line_is_written_before_close(open_log: Open, tmp_path: Path) -> None:
-    path = tmp_path / "access.log"
-    log = open_log(path)
-    log.write(1)
-    eventually(lambda: path.read_bytes() == b"1\n")
-    log.write(2)  # after the thread has gone back to sleep
-    eventually(lambda: path.read_bytes() == b"1\n2\n")
-
-
-def test_existing_lines_are_kept(open_log: Open, tmp_path: Path) -> None:
-    path = tmp_path / "access.log"
+def test_line_is_written_before_close_after_those_of_before(open_log: Open, path: Path) -> None:
     path.write_bytes(b"before\n")
     log = open_log(path)
     log.write(1)
-    log.close(PATIENCE_S)
-    assert path.read_bytes() == b"before\n1\n"
+    eventually(lambda: path.read_bytes() == b"before\n1\n")
+    log.write(2)  # after the thread has gone back to sleep
+    eventually(lambda: path.read_bytes() == b"before\n1\n2\n")
 
 
 def test_a_line_has_the_time_at_which_its_request_ended(
@@ -141,8 +136,8 @@ def test_file_is_rotated_and_the_oldest_removed(open_log: Open, tmp_path: Path) 
     assert newest_first == [str(number) for number in range(19_999, 19_999 - len(newest_first), -1)]
 
 
-def test_moved_file_is_created_again(open_log: Open, tmp_path: Path) -> None:
-    path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
+def test_moved_file_is_created_again(open_log: Open, path: Path) -> None:
+    moved = path.with_name("yesterday.log")
     log = open_log(path)
     log.write(1)
     eventually(lambda: path.read_bytes() == b"1\n")
@@ -154,11 +149,9 @@ def test_moved_file_is_created_again(open_log: Open, tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
-    open_log: Open, tmp_path: Path
-) -> None:
+def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(open_log: Open, path: Path) -> None:
     """The file is moved while the writer formats the first record, with a second one pending."""
-    path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
+    moved = path.with_name("yesterday.log")
     at_work, go_on = threading.Event(), threading.Event()
 
     def held(number: int, ended: datetime) -> bytes:
@@ -181,10 +174,9 @@ def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
 
 
 def test_full_disk_loses_whole_lines_and_is_logged_once(
-    open_log: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    open_log: Open, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "RETRY_S", 1000.0)
-    path = tmp_path / "access.log"
     with files_of_at_most(450):
         log = open_log(path)
         for number in range(1000, 1100):
@@ -200,10 +192,9 @@ def test_full_disk_loses_whole_lines_and_is_logged_once(
 
 
 def test_a_disk_with_room_again_is_written_to_again(
-    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_log: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "RETRY_S", 0.0)
-    path = tmp_path / "access.log"
     with files_of_at_most(3):
         log = open_log(path)
         log.write(1000)
@@ -215,7 +206,7 @@ def test_a_disk_with_room_again_is_written_to_again(
 
 
 def test_hanging_disk_blocks_no_request_and_lost_lines_are_counted(
-    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_log: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "MAX_PENDING", 50)
     hangs, on = threading.Event(), threading.Event()
@@ -225,7 +216,6 @@ def test_hanging_disk_blocks_no_request_and_lost_lines_are_counted(
         on.wait(PATIENCE_S)
         return line(number, ended)
 
-    path = tmp_path / "access.log"
     log = open_log(path, hanging)
     log.write(0)
     assert hangs.wait(PATIENCE_S)
@@ -258,34 +248,28 @@ def test_lines_to_a_closed_standard_error_are_counted(open_log: Open) -> None:
 # --- invalid paths -----------------------------------------------------------------------------------
 
 
-def refused(path: Path, *words: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("none/access.log", "No such file"),
+        ("", "Is a directory"),
+        ("file/access.log", "Not a directory"),
+        ("link", "it is a symlink"),
+        ("pipe", "it is a pipe"),
+        ("/dev/full", "not a regular file"),
+    ],
+)
+def test_invalid_path_is_refused_and_a_symlink_not_followed(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigInvalid) as caught:
-        check_log_file(path)
+        check_log_file(tmp_path / path)
     assert caught.value.exit_code == 78
-    for word in (str(path), *words):
+    for word in (str(tmp_path / path), why):
         assert word in caught.value.message
     assert "standard error" in caught.value.remedy
-
-
-def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
-    refused(tmp_path / "none" / "access.log", "No such file")
-    refused(tmp_path, "Is a directory")
-    (tmp_path / "file").touch()
-    refused(tmp_path / "file" / "access.log", "Not a directory")
-
-
-def test_a_symlink_is_not_followed(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.write_text("precious")
-    (tmp_path / "link").symlink_to(target)
-    refused(tmp_path / "link", "it is a symlink")
-    assert target.read_text() == "precious"
-
-
-def test_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", "it is a pipe")
-    refused(Path("/dev/full"), "not a regular file")
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_valid_path_gets_an_empty_private_file(tmp_path: Path) -> None:

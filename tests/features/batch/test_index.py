@@ -9,9 +9,11 @@ import os
 import resource
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,11 @@ def settled(tmp_path: Path, index: Index) -> Output:
     return output
 
 
+def newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
 def done(id_: str) -> bytes:
     return answer_line("batch_req_i", id_, 200, "r", b'{"a":\n1}')
 
@@ -84,16 +91,33 @@ def test_lines_come_in_parts(index: Index) -> None:
     assert sorted(seen) == [str(number) for number in range(7)]
 
 
-def test_all_mistakes_are_listed_by_line_and_nothing_is_kept(index: Index) -> None:
-    with pytest.raises(BatchInvalid) as caught:
-        index.read_input(text(line("a"), "{", line("a"), line("\ud83d"), "[1]"))
-    assert [detail.partition(":")[0] for detail in caught.value.details] == [
-        "line 2",
-        "line 3",
-        "line 4",
-        "line 5",
-    ]
-    assert "custom_id 'a' is also that of line 1" in caught.value.details[1]
+@pytest.mark.parametrize(
+    ("lines", "options", "details"),
+    [
+        (
+            (line("a"), "{", line("a"), line("\ud83d"), "[1]"),
+            {},
+            (
+                "line 2: invalid JSON: ",
+                "line 3: custom_id 'a' is also that of line 1",
+                "line 4: invalid JSON: ",
+                "line 5: ",
+            ),
+        ),
+        (["{"] * 3000, {}, (*(f"line {n}: invalid JSON: " for n in range(1, 21)), "and at least 980 more")),
+        ((line("a" * 100),), {"most_bytes": 50}, ("line 1: it has 168 B; a line may have 50 B",)),
+        ((line("a"), line("b")), {"most_lines": 1}, ("line 2: there are more than 1 lines",)),
+        (("", ""), {}, ()),
+    ],
+)
+def test_mistakes_are_listed_by_line_and_nothing_is_kept(
+    index: Index, lines: Sequence[str], options: Mapping[str, Any], details: Sequence[str]
+) -> None:
+    with pytest.raises(BatchInvalid, match="mistakes in" if details else "no lines") as caught:
+        index.read_input(text(*lines), **options)
+    assert len(caught.value.details) == len(details)
+    for found, expected in zip(caught.value.details, details, strict=True):
+        assert found.startswith(expected)
     assert index.counts() == Counts()
 
 
@@ -107,44 +131,17 @@ def test_text_of_a_mistake_is_short(index: Index, changes: dict[str, object]) ->
     assert len(mistake) <= 200
 
 
-def test_a_thousand_mistakes_are_enough(index: Index) -> None:
-    with pytest.raises(BatchInvalid) as caught:
-        index.read_input(text(*["{"] * 3000))
-    assert caught.value.details[-1] == "and at least 980 more"
-    assert len(caught.value.details) == 21
-
-
-def test_line_that_is_too_long_is_a_mistake(index: Index) -> None:
-    with pytest.raises(BatchInvalid) as caught:
-        index.read_input(text(line("a" * 100)), most_bytes=50)
-    assert "a line may have" in caught.value.details[0]
-
-
-def test_too_many_lines_are_a_mistake(index: Index) -> None:
-    with pytest.raises(BatchInvalid) as caught:
-        index.read_input(text(line("a"), line("b")), most_lines=1)
-    assert caught.value.details == ("line 2: there are more than 1 lines",)
-
-
-def test_empty_input_is_a_mistake(index: Index) -> None:
-    with pytest.raises(BatchInvalid, match="no lines"):
-        index.read_input(text("", ""))
-
-
-def test_reading_reports_its_progress(index: Index) -> None:
-    seen: list[int] = []
-    index.read_input(text(*(line(str(number), "x" * 1000) for number in range(600))), on_progress=seen.append)
-    assert len(seen) == 2
-    assert 1 << 18 <= seen[0] < seen[1]
-
-
-def test_reading_may_be_ended_early(index: Index) -> None:
+def test_reading_reports_its_progress_and_may_be_ended_early(index: Index) -> None:
     def end(read: int) -> None:
         raise EOFError
 
+    lines, seen = [line(str(number), "x" * 1000) for number in range(600)], list[int]()
     with pytest.raises(EOFError):
-        index.read_input(text(*(line(str(number), "x" * 1000) for number in range(600))), on_progress=end)
+        index.read_input(text(*lines), on_progress=end)
     assert index.counts() == Counts()
+    index.read_input(text(*lines), on_progress=seen.append)
+    assert len(seen) == 2
+    assert 1 << 18 <= seen[0] < seen[1]
 
 
 def test_prompts_are_read_with_their_template(index: Index) -> None:
@@ -229,23 +226,18 @@ def test_torn_last_line_is_removed_and_runs_again(index: Index, tmp_path: Path, 
     assert path.read_bytes() == done("a") + done("b")
 
 
-def test_zeros_at_the_end_are_removed(index: Index, tmp_path: Path) -> None:
-    """As after a power cut."""
-    index.read_input(text(line("a"), line("b")))
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(done("a") + bytes(100) + b"\n")
-    settled(tmp_path, index).close()
-    assert path.read_bytes() == done("a")
-
-
 def test_torn_first_line_of_a_run_is_removed(index: Index, tmp_path: Path) -> None:
-    index.read_input(text(line("a")))
+    index.read_input(text(line("a"), line("b")))
     settled(tmp_path, index).close()
     path = tmp_path / "out.jsonl"
-    for torn in (b'{"id', bytes(100), done("a")[:30], done("a")[:30] + bytes(9) + b"\n"):
+    zeros = bytes(100)  # as after a power cut
+    for torn in (b'{"id', zeros, done("a")[:30], done("a")[:30] + bytes(9) + b"\n"):
         path.write_bytes(torn)
         settled(tmp_path, index).close()
         assert path.read_bytes() == b""
+    path.write_bytes(done("a") + zeros + b"\n")
+    settled(tmp_path, index).close()
+    assert path.read_bytes() == done("a")
 
 
 def test_output_that_another_file_has_replaced_is_read_from_its_beginning(
@@ -306,15 +298,18 @@ def test_output_of_another_batch_is_not_touched(
     assert path.read_bytes() == content
 
 
-def test_answer_that_is_no_json_object_is_kept_as_text() -> None:
-    written = json.loads(answer_line("i", "a", 500, "r", b"oh\xff no"))
-    assert written["response"] == {"status_code": 500, "request_id": "r", "body": "oh\ufffd no"}
-    assert answer_line("i", "a", 200, "r", b'{"a":\r\n1}').count(b"\n") == 1
-
-
-def test_answer_may_be_a_list() -> None:
-    written = json.loads(answer_line("i", "a", 200, "r", b'[{"index": 0, "score": 1.5}]'))
-    assert written["response"]["body"] == [{"index": 0, "score": 1.5}]
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"oh\xff no", "oh\ufffd no"),  # kept as text
+        (b'{"a":\r\n1}', {"a": 1}),
+        (b'[{"index": 0, "score": 1.5}]', [{"index": 0, "score": 1.5}]),
+    ],
+)
+def test_answer_is_one_line(body: bytes, shown: object) -> None:
+    written = answer_line("i", "a", 500, "r", body)
+    assert json.loads(written)["response"] == {"status_code": 500, "request_id": "r", "body": shown}
+    assert written.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(("status", "is_one"), [(200, True), (201, True), (302, False), (400, False)])
@@ -346,21 +341,20 @@ def test_index_in_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> No
         Output(tmp_path / "none" / "x")
 
 
-def test_damaged_index_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "x.index"
-    path.write_bytes(b"no database " * 1000)
-    with pytest.raises(OutputFailed, match="not a database") as caught:
-        Index(path)
-    assert "remove it" in caught.value.remedy
-
-
-def test_index_of_a_newer_llamasup_is_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "x.index"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(OutputFailed, match="newer llamasup"):
-        Index(path)
+@pytest.mark.parametrize(
+    ("spoil", "why", "remedy"),
+    [
+        (lambda path: path.write_bytes(b"no database " * 1000), "not a database", "remove it"),
+        (newer, "newer llamasup", "Upgrade"),
+    ],
+)
+def test_index_that_cannot_be_used_is_an_error_with_a_remedy(
+    tmp_path: Path, spoil: Callable[[Path], object], why: str, remedy: str
+) -> None:
+    spoil(tmp_path / "x.index")
+    with pytest.raises(OutputFailed, match=why) as caught:
+        Index(tmp_path / "x.index")
+    assert remedy in caught.value.remedy
 
 
 # --- calls from the event loop

@@ -25,43 +25,72 @@ def read(**variables: str) -> TracingSettings:
     return settings
 
 
-def problem(**variables: str) -> str:
-    found = read_settings({**ON, **variables})
-    assert isinstance(found, TracingProblem), found
-    assert found.remedy.endswith(".")
-    return found.message
-
-
-def test_tracing_is_off_without_an_endpoint() -> None:
-    assert read_settings({"OTEL_SERVICE_NAME": "x", ENDPOINT: ""}) is None
-
-
 @pytest.mark.parametrize(
     "variables",
-    [{"OTEL_SDK_DISABLED": "True"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_TRACES_EXPORTER": "zipkin"}],
+    [
+        {"OTEL_SERVICE_NAME": "x", ENDPOINT: ""},
+        {**ON, "OTEL_SDK_DISABLED": "True"},
+        {**ON, "OTEL_TRACES_EXPORTER": "none"},
+        {**ON, "OTEL_TRACES_EXPORTER": "zipkin"},
+    ],
 )
-def test_tracing_can_be_turned_off(variables: dict[str, str]) -> None:
-    assert read_settings({**ON, **variables}) is None
+def test_tracing_is_off(variables: dict[str, str]) -> None:
+    assert read_settings(variables) is None
 
 
-def test_defaults_are_those_of_the_specification() -> None:
-    settings = read(OTEL_TRACES_EXPORTER="console, otlp")
-    assert settings == TracingSettings("http://127.0.0.1:4318/v1/traces")
-    assert (settings.timeout_s, settings.sampler) == (10.0, Sampler(1.0, follows_parent=True))
-    assert settings.resource == (("service.name", "llamasup"),)
+URL = "http://127.0.0.1:4318/v1/traces"
+NAMED = ("service.name", "llamasup")
+TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
 
 
 @pytest.mark.parametrize(
-    ("variables", "url"),
+    ("variables", "settings"),
     [
-        ({ENDPOINT: "https://c.example/base/"}, "https://c.example/base/v1/traces"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1]:9/t"}, "http://[::1]:9/t"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c.example"}, "http://c.example/"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c.example/?key=k#x"}, "http://c.example/?key=k"),
+        ({"OTEL_TRACES_EXPORTER": "console, otlp"}, TracingSettings(URL, (), 10.0, resource=(NAMED,))),
+        # Only the general endpoint gets the path of traces.
+        ({ENDPOINT: "https://c.example/base/"}, TracingSettings("https://c.example/base/v1/traces")),
+        ({f"{TRACES}ENDPOINT": "http://[::1]:9/t"}, TracingSettings("http://[::1]:9/t")),
+        ({f"{TRACES}ENDPOINT": "http://c.example"}, TracingSettings("http://c.example/")),
+        ({f"{TRACES}ENDPOINT": "http://c.example/?key=k#x"}, TracingSettings("http://c.example/?key=k")),
+        (
+            {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%2Cb, x = y%3D ,"},
+            TracingSettings(URL, (("api-key", "a,b"), ("x", "y="))),
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_HEADERS": "a=1", f"{TRACES}HEADERS": "b=2"},
+            TracingSettings(URL, (("b", "2"),)),
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+                "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+                "OTEL_EXPORTER_OTLP_CERTIFICATE": "/ca.pem",
+            },
+            TracingSettings(URL, (), 2.5, "/ca.pem", gzip=True),
+        ),
+        (
+            {"OTEL_RESOURCE_ATTRIBUTES": "team=a%20b,service.name=other"},
+            TracingSettings(URL, resource=(("service.name", "other"), ("team", "a b"))),
+        ),
+        (
+            {"OTEL_RESOURCE_ATTRIBUTES": "service.name=other", "OTEL_SERVICE_NAME": "mine"},
+            TracingSettings(URL, resource=(("service.name", "mine"),)),
+        ),
+        ({"OTEL_TRACES_SAMPLER": "always_on"}, TracingSettings(URL, sampler=Sampler(1.0, False))),
+        (
+            {"OTEL_TRACES_SAMPLER": "parentbased_always_off", "OTEL_TRACES_SAMPLER_ARG": "0.5"},
+            TracingSettings(URL, sampler=Sampler(0.0, True)),
+        ),
+        (
+            {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"},
+            TracingSettings(URL, sampler=Sampler(0.25, True)),
+        ),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio"}, TracingSettings(URL, sampler=Sampler(1.0, False))),
     ],
 )
-def test_only_the_general_endpoint_gets_the_path_of_traces(variables: dict[str, str], url: str) -> None:
-    assert read(**variables).url == url
+def test_variables_are_read(variables: dict[str, str], settings: TracingSettings) -> None:
+    assert read(**variables) == settings
 
 
 def test_the_query_of_the_url_is_not_shown() -> None:
@@ -70,90 +99,45 @@ def test_the_query_of_the_url_is_not_shown() -> None:
     assert "secret" not in repr(settings)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "127.0.0.1:4318",
-        "grpc://c.example",
-        "http://",
-        "http://[::1",
-        "http://c:0",
-        "http://c:x",
-        "http://c d",
-        "http://ü",
-    ],
+URLS = (
+    "127.0.0.1:4318",
+    "grpc://c.example",
+    "http://",
+    "http://[::1",
+    "http://c:0",
+    "http://c:x",
+    "http://c d",
 )
-def test_invalid_endpoint_is_a_problem(url: str) -> None:
-    assert problem(**{ENDPOINT: url}) == "$OTEL_EXPORTER_OTLP_ENDPOINT is not the URL of a collector."
-
-
-def test_problem_with_a_password_does_not_show_it() -> None:
-    assert (
-        problem(**{ENDPOINT: "http://user:secret@c.example"})
-        == "$OTEL_EXPORTER_OTLP_ENDPOINT contains a password."
-    )
-    assert problem(OTEL_EXPORTER_OTLP_HEADERS="authorization") == "$OTEL_EXPORTER_OTLP_HEADERS is invalid."
-
-
-def test_headers_are_decoded() -> None:
-    settings = read(OTEL_EXPORTER_OTLP_HEADERS="api-key=a%2Cb, x = y%3D ,")
-    assert settings.headers == (("api-key", "a,b"), ("x", "y="))
-    both = read(OTEL_EXPORTER_OTLP_HEADERS="a=1", OTEL_EXPORTER_OTLP_TRACES_HEADERS="b=2")
-    assert both.headers == (("b", "2"),)
-
-
-@pytest.mark.parametrize("value", ["=x", "a b=c", "a=b%0d%0ax: y", "a=ü"])
-def test_invalid_headers_are_a_problem(value: str) -> None:
-    assert problem(OTEL_EXPORTER_OTLP_HEADERS=value) == "$OTEL_EXPORTER_OTLP_HEADERS is invalid."
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "message"),
     [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
-        ("OTEL_RESOURCE_ATTRIBUTES", "team"),
+        *((ENDPOINT, url, f"${ENDPOINT} is not the URL of a collector.") for url in (*URLS, "http://ü")),
+        # Neither a password nor a header is shown.
+        (ENDPOINT, "http://user:secret@c.example", f"${ENDPOINT} contains a password."),
+        *(
+            ("OTEL_EXPORTER_OTLP_HEADERS", value, "$OTEL_EXPORTER_OTLP_HEADERS is invalid.")
+            for value in ("authorization", "=x", "a b=c", "a=b%0d%0ax: y", "a=ü")
+        ),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "$OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc', but llamasup sends"),
+        (f"{TRACES}PROTOCOL", "http/json", f"${TRACES}PROTOCOL is 'http/json'"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5", "$OTEL_EXPORTER_OTLP_TIMEOUT is '1.5'."),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "$OTEL_EXPORTER_OTLP_TIMEOUT is '0'."),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "$OTEL_EXPORTER_OTLP_COMPRESSION is 'zstd'."),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "$OTEL_TRACES_SAMPLER is 'jaeger_remote'."),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team", "$OTEL_RESOURCE_ATTRIBUTES is invalid."),
+        *(
+            ("OTEL_TRACES_SAMPLER_ARG", share, f"$OTEL_TRACES_SAMPLER_ARG is {share!r}.")
+            for share in ("2", "-0.1", "nan", "half")
+        ),
     ],
 )
-def test_unsupported_value_is_a_problem_that_names_the_variable(name: str, value: str) -> None:
-    assert f"${name} is " in problem(**{name: value})
-
-
-def test_further_variables_are_read() -> None:
-    settings = read(
-        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
-        OTEL_EXPORTER_OTLP_TIMEOUT="2500",
-        OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
-        OTEL_EXPORTER_OTLP_CERTIFICATE="/ca.pem",
-        OTEL_RESOURCE_ATTRIBUTES="team=a%20b,service.name=other",
-    )
-    assert (settings.timeout_s, settings.gzip, settings.certificate) == (2.5, True, "/ca.pem")
-    assert dict(settings.resource) == {"team": "a b", "service.name": "other"}
-    named = read(OTEL_RESOURCE_ATTRIBUTES="service.name=other", OTEL_SERVICE_NAME="mine")
-    assert dict(named.resource) == {"service.name": "mine"}
-
-
-@pytest.mark.parametrize(
-    ("name", "argument", "sampler"),
-    [
-        ("always_on", "", Sampler(1.0, follows_parent=False)),
-        ("parentbased_always_off", "0.5", Sampler(0.0)),
-        ("parentbased_traceidratio", "0.25", Sampler(0.25)),
-        ("traceidratio", "", Sampler(1.0, follows_parent=False)),
-    ],
-)
-def test_samplers_are_read(name: str, argument: str, sampler: Sampler) -> None:
-    assert read(OTEL_TRACES_SAMPLER=name, OTEL_TRACES_SAMPLER_ARG=argument).sampler == sampler
-
-
-@pytest.mark.parametrize("share", ["2", "-0.1", "nan", "half"])
-def test_invalid_share_is_a_problem(share: str) -> None:
-    message = problem(OTEL_TRACES_SAMPLER="traceidratio", OTEL_TRACES_SAMPLER_ARG=share)
-    assert message == f"$OTEL_TRACES_SAMPLER_ARG is {share!r}."
+def test_invalid_value_is_a_problem_that_names_the_variable(name: str, value: str, message: str) -> None:
+    found = read_settings({**ON, "OTEL_TRACES_SAMPLER": "traceidratio", name: value})
+    assert isinstance(found, TracingProblem), found
+    assert found.message.startswith(message)
+    assert found.remedy.endswith(".")
 
 
 @pytest.mark.parametrize("client", [True, False])

@@ -17,7 +17,7 @@ from llamasup.core.control.private_socket import client_of
 from llamasup.core.system.text import json_text
 from llamasup.errors import UsageInvalid
 from llamasup.features.batch.api.objects import NewBatch, StoredBatch, batch_object, file_object, page
-from llamasup.features.batch.api.runner import BatchService
+from llamasup.features.batch.api.service import BatchService
 
 _MAX_PAGE: Final = {"files": 10_000, "batches": 100}
 _PAGE: Final = {"files": 10_000, "batches": 20}

@@ -1,4 +1,4 @@
-"""Owns the batches of the API: takes files and new batches, and runs one batch at a time.
+"""Runs the batches of the API, one at a time.
 
 A batch runs with the rights and the limits of the key that has created it.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
@@ -25,31 +25,24 @@ from llamasup.core.auth.key_source import PROCESS_SALT
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import Address, UnixAddress
 from llamasup.core.settings.sections import Batches
-from llamasup.errors import Conflict, LlamasupError, NotAllowed, Stopping, UsageInvalid
+from llamasup.errors import LlamasupError, NotAllowed, UsageInvalid
 from llamasup.features.batch.api.objects import (
     DAY_S,
     ENDED,
     TURN_S,
-    BatchUnknown,
-    FileUnknown,
     LineMistake,
-    NewBatch,
-    StorageLimit,
     StoredBatch,
     StoredFile,
     ended,
-    new_batch,
     next_batch,
 )
-from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id, receive_file
+from llamasup.features.batch.api.store import Store, new_file_id
 from llamasup.features.batch.client import BatchClient
 from llamasup.features.batch.engine import BatchRun, EngineOptions, Progress
 from llamasup.features.batch.index import BatchInvalid, Counts, Index, in_thread
 from llamasup.features.batch.job import Job, Prepared, prepare
 from llamasup.features.batch.output import divide
 from llamasup.features.batch.schedule import Window, read_window
-
-__all__ = ["BatchService"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,137 +62,45 @@ def epoch_s() -> int:
     return int(datetime.now(UTC).timestamp())
 
 
-class BatchService:
-    """The batches of all clients. ``run`` must be running before anything else works."""
+class BatchRunner:
+    """Owns the turns of the clients, and the batch that runs. ``thread`` is that of the store."""
 
-    def __init__(self, settings: Batches, folder: Path, keys: Keys) -> None:
+    def __init__(self, settings: Batches, keys: Keys, thread: Executor) -> None:
         self._settings = settings
-        self._folder = folder
         self._keys = keys
+        self._thread = thread
         self._address: Address = UnixAddress("")
         self._window: Window | None = (
             None if settings.only_between is None else read_window(settings.only_between)
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._opening: asyncio.Task[Store] | None = None
         self._wake = asyncio.Event()
         self._current: StoredBatch | None = None
         self._engine: BatchRun | None = None
         self._turns: dict[str, int] = {}  # of each client with batches: the number of its last turn
         self._turn = count(1)
         self._counts: dict[str, Counts] = {}  # of batches that have to wait: a full disk may not take them
-        self._stopping = False
-
-    async def run(self, address: Address) -> None:
-        """Run batches until cancelled, over this address of the proxy."""
-        self._address = address
-        loop = asyncio.get_running_loop()
-        self._opening = loop.create_task(self._call(lambda: Store(self._folder)), name="batches/open")
-        try:
-            try:
-                await asyncio.shield(self._opening)
-            except LlamasupError as error:
-                _log.error("No batches: %s %s", error.message, error.remedy)
-                return
-            await self._run_batches()
-        finally:
-            with suppress(LlamasupError):
-                store = await self._opening
-                await self._call(store.close)
-            self._thread.shutdown(wait=False)
+        self.is_stopping = False
 
     def stop(self) -> None:
         """Stop the run at once, because llamasup stops. It continues at the next start."""
-        self._stopping = True
+        self.is_stopping = True
         if self._engine is not None:
             self._engine.stop()
         self._wake.set()
 
-    # --- files
-
-    async def upload(self, owner: str, content_type: str, body: AsyncIterator[bytes]) -> StoredFile:
-        """Store the file of the form while it arrives."""
-        store = await self._opened()
-        return await receive_file(store, self._thread, self._settings, owner, content_type, body, epoch_s())
-
-    async def file(self, owner: str, file_id: str) -> StoredFile:
-        found = await self._stored(Store.file, owner, file_id)
-        if found is None:
-            raise FileUnknown(
-                f"There is no file {file_id[:100]!r}.", remedy="GET /v1/files lists your files."
-            )
-        return found
-
-    async def content_path(self, owner: str, file_id: str) -> Path:
-        file = await self.file(owner, file_id)
-        return (await self._opened()).path_of(file.id)
-
-    async def files(self, owner: str, **page: Any) -> Sequence[StoredFile]:
-        """Return a page of the client's files, as ``Store.files`` does."""
-        return await self._stored(Store.files, owner, **page)
-
-    async def delete(self, owner: str, file_id: str) -> None:
-        file = await self.file(owner, file_id)
-        if await self._stored(Store.is_in_use, file.id):
-            raise Conflict(
-                f"A batch reads the file {file_id!r}.", remedy="Cancel the batch, or wait for its end."
-            )
-        await self._stored(Store.remove_file, file.id)
-
-    # --- batches
-
-    async def create(self, owner: str, asked: NewBatch) -> StoredBatch:
-        most = self._settings.max_batches
-        file = await self.file(owner, asked.input_file_id)
-        if await self._stored(Store.count_unfinished, owner) >= most:
-            raise StorageLimit(
-                f"You have {most} batches that are not over, the most that may wait.",
-                remedy="Wait until one is over, or cancel one.",
-            )
-        batch = new_batch(asked, new_batch_id(), file, epoch_s())
-        await self._stored(Store.save_batch, batch)
+    def wake(self) -> None:
+        """Look at the stored batches again: they have changed."""
         self._wake.set()
-        return batch
 
-    async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
-        """Return a batch. With ``owner`` None, it may be that of any client."""
-        found = await self._stored(Store.batch, owner, batch_id)
-        if found is None:
-            raise BatchUnknown(
-                f"There is no batch {batch_id[:100]!r}.", remedy="GET /v1/batches lists your batches."
-            )
-        return self._live(found)
+    def cancel(self, batch_id: str, now_s: int) -> StoredBatch | None:
+        """Cancel the batch if it is the one that runs, and return it changed; the caller saves it."""
+        if self._current is None or self._current.id != batch_id:
+            return None
+        if self._engine is not None:
+            self._engine.stop()
+        return self._change(status="cancelling", cancelling_at=now_s)
 
-    async def batches(self, owner: str, *, after: str | None, limit: int) -> Sequence[StoredBatch]:
-        found = await self._stored(Store.batches, owner, after=after, limit=limit)
-        return [self._live(batch) for batch in found]
-
-    async def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
-        return [self._live(batch) for batch in await self._stored(Store.batches_of_all, limit)]
-
-    async def cancel(self, owner: str | None, batch_id: str) -> StoredBatch:
-        """Cancel a batch. With ``owner`` None, an operator cancels that of any client."""
-        store = await self._opened()
-        while True:
-            batch = await self.batch(owner, batch_id)
-            if batch.status in ENDED or batch.status in ("cancelling", "finalizing"):
-                return batch
-            now_s = epoch_s()
-            if self._current is not None and self._current.id == batch.id:
-                cancelling = self._change(status="cancelling", cancelling_at=now_s)
-                if self._engine is not None:
-                    self._engine.stop()
-                await self._call(store.save_batch, cancelling)
-                return self._live(cancelling)
-            if batch.in_progress_at is None:
-                changed = ended(batch, "cancelled", now_s, cancelling_at=now_s)
-            else:  # it waits for its next turn, and ends then with its answers so far
-                changed = replace(batch, status="cancelling", cancelling_at=now_s)
-            if await self._call(store.replace_batch, batch, changed):
-                self._wake.set()
-                return changed
-
-    def _live(self, batch: StoredBatch) -> StoredBatch:
+    def live(self, batch: StoredBatch) -> StoredBatch:
         """Return the batch with its current counts."""
         current = self._current
         if current is None or current.id != batch.id:
@@ -207,11 +108,10 @@ class BatchService:
             return batch if counts is None else _counted(batch, counts)
         return current if self._engine is None else _counted(current, self._engine.progress)
 
-    # --- the running batch
-
-    async def _run_batches(self) -> None:
-        store = await self._opened()
-        while not self._stopping:
+    async def run(self, store: Store, address: Address) -> None:
+        """Run batches until cancelled, over this address of the proxy."""
+        self._address = address
+        while not self.is_stopping:
             self._wake.clear()
             try:
                 now_s = epoch_s()
@@ -281,7 +181,7 @@ class BatchService:
     def _check_reading(self, _read: int, _size: int) -> None:
         """Called in the thread that reads the input, now and then."""
         has_begun = self._current is not None and self._current.in_progress_at is not None
-        if self._stopping or (self._is_cancelled and not has_begun):
+        if self.is_stopping or (self._is_cancelled and not has_begun):
             raise _ReadingStopped
 
     async def _run_prepared(self, store: Store, prepared: Prepared) -> None:
@@ -324,7 +224,7 @@ class BatchService:
         try:
             await prepared.check_models(client)
             engine = self._engine = prepared.run(client, EngineOptions(only_between=self._window))
-            if self._stopping or self._is_cancelled:
+            if self.is_stopping or self._is_cancelled:
                 engine.stop()
             watch = self._watch(store, engine, borrowed)
             watching = asyncio.get_running_loop().create_task(watch, name="batches/end")
@@ -419,18 +319,6 @@ class BatchService:
         await self._call(store.remove_run, batch.id)
 
     # --- private
-
-    async def _opened(self) -> Store:
-        """Raises what the opening raised."""
-        if self._opening is None or self._stopping:
-            raise Stopping("The batches are not available now.", remedy="Try again shortly.")
-        return await asyncio.shield(self._opening)
-
-    async def _stored(
-        self, method: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Call a method of the store, once it is open."""
-        return await self._call(partial(method, await self._opened(), *args, **kwargs))
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call the function in the thread of the store."""

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llamasup.features.batch.api.runner as runner_module
+import llamasup.features.batch.api.service as service_module
 import llamasup.features.batch.api.store as store_module
 import llamasup.features.batch.job as job_module
 from llamasup.core.auth.api_key import ApiKey
@@ -35,7 +36,7 @@ from llamasup.errors import DiskFull, LlamasupError
 from llamasup.features.batch.api.form import UploadForm
 from llamasup.features.batch.api.objects import ENDED, StorageLimit, ended, next_batch
 from llamasup.features.batch.api.routes import routes_of
-from llamasup.features.batch.api.runner import BatchService
+from llamasup.features.batch.api.service import BatchService
 from llamasup.features.batch.api.store import Store
 from llamasup.features.batch.client import Answer, BatchClient
 from llamasup.features.batch.index import Index
@@ -596,7 +597,12 @@ async def ends_early(api: Api, happens: Callable[[], object]) -> Any:
 async def test_batch_ends_with_its_completion_window(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve() as api:
         later = runner_module.epoch_s() + 2 * 86_400
-        over = await ends_early(api, lambda: monkeypatch.setattr(runner_module, "epoch_s", lambda: later))
+
+        def wait() -> None:
+            for module in (runner_module, service_module):
+                monkeypatch.setattr(module, "epoch_s", lambda: later)
+
+        over = await ends_early(api, wait)
         assert over["status"] == "expired"
         failures = await api.lines(over["error_file_id"])
         assert failures["1"]["error"]["code"] == "batch_expired"

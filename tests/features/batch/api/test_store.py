@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from llamasup.core.settings.sections import Batches
 from llamasup.core.settings.units import Size
 from llamasup.errors import Conflict, FolderUnusable
 from llamasup.features.batch.api.objects import StorageLimit, StoredBatch, StoredFile, ended
-from llamasup.features.batch.api.store import Store, new_batch_id, new_file_id
+from llamasup.features.batch.api.store import DATABASE, Store, new_batch_id, new_file_id
 
 ANNA, BEN = "key:anna", "key:ben"
 
@@ -174,32 +174,12 @@ def test_empty_folder_of_the_user_is_used_with_its_mode(tmp_path: Path, name: st
 
 def test_files_of_the_user_in_a_used_folder_stay(folder: Path) -> None:
     Store(folder).close()
-    kept = [
-        folder / "files" / "a.txt",
-        folder / "files" / "file-1",
-        folder / "running" / "mine" / "b",
-        folder / "c",
-    ]
+    kept = [folder / name for name in ("files/a.txt", "files/file-1", "running/mine/b", "c")]
     for path in kept:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     Store(folder).close()
     assert [path.read_text() for path in kept] == ["mine"] * 4
-
-
-def test_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o770)
-    with pytest.raises(FolderUnusable, match="0770"):
-        Store(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_file_or_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name in ("file", "link"):
-        with pytest.raises(FolderUnusable):
-            Store(tmp_path / name)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -266,18 +246,33 @@ def test_one_llamasup_at_a_time_uses_the_folder(store: Store, folder: Path) -> N
         Store(folder)
 
 
-def test_folder_of_a_newer_llamasup_is_refused(folder: Path) -> None:
-    Store(folder).close()
-    with closing(sqlite3.connect(folder / "batches.sqlite")) as database:
+def newer(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
         database.execute("PRAGMA user_version = 99")
-    with pytest.raises(FolderUnusable, match="newer"):
-        Store(folder)
 
 
-def test_damaged_file_is_reported(folder: Path) -> None:
+def in_place_of(folder: Path, make: Callable[[Path], None]) -> None:
+    folder.rename(folder.with_name("used"))
+    make(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (newer, "newer"),
+        (lambda folder: (folder / DATABASE).write_bytes(b"no database" * 1000), "cannot be used"),
+        (lambda folder: folder.chmod(0o770), "0770"),
+        (lambda folder: in_place_of(folder, Path.touch), "folder"),
+        (lambda folder: in_place_of(folder, lambda path: path.symlink_to("nowhere")), "folder"),
+    ],
+    ids=["newer", "damaged", "others can write", "a file", "a link"],
+)
+def test_folder_that_cannot_be_used_is_refused(
+    folder: Path, spoil: Callable[[Path], object], why: str
+) -> None:
     Store(folder).close()
-    (folder / "batches.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(FolderUnusable, match="cannot be used"):
+    spoil(folder)
+    with pytest.raises(FolderUnusable, match=why):
         Store(folder)
 
 
