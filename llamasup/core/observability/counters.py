@@ -125,8 +125,6 @@ class Histogram:
 class ModelMetrics:
     """The counts and histograms of one model that its requests change."""
 
-    __slots__ = ("context_ends", "first_byte_s", "load_s", "queue_s", "request_s", "speed", "tokens")
-
     def __init__(self) -> None:
         self.tokens = {"prompt": 0, "cached": 0, "completion": 0}
         self.context_ends = {"exceeded": 0, "cut": 0, "shifted": 0}
@@ -139,20 +137,6 @@ class ModelMetrics:
 
 class Metrics:
     """llamasup's own metrics. Owned by the event loop's thread."""
-
-    __slots__ = (
-        "continued",
-        "evictions",
-        "gave_way",
-        "lines_dropped",
-        "loads",
-        "models",
-        "repaired",
-        "replays",
-        "requests",
-        "restarts",
-        "traces_dropped",
-    )
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}  # (model, route, code)

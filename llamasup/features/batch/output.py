@@ -204,7 +204,7 @@ class Output:
 
 
 class Block:
-    """What a run has found out and not saved yet: finished lines, and the states and the tries of lines."""
+    """The results of a run that are not saved yet: finished lines, and the states and the tries of lines."""
 
     def __init__(self, output: Output, index: Index) -> None:
         self._output = output
