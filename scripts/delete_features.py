@@ -49,8 +49,8 @@ class Broken(Exception):
 
 def delete(feature: Feature, tree: Path) -> tuple[int, list[str]]:
     """Delete the feature from the tree. Returns its lines of code, and the files that still import it."""
-    commands = {entry.module for entry in feature.commands}
-    modules = (f"llamasup.features.{feature.name}", *feature.modules, *commands)
+    outside = {*feature.modules, feature.command_module} - {""}
+    modules = (f"llamasup.features.{feature.name}", *sorted(outside))
     lines = 0
     for module in modules:
         path = tree / module.replace(".", "/")

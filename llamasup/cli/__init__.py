@@ -1,4 +1,7 @@
-"""The command line: parses, calls and prints. Only this room prints and exits. Enter at ``app``."""
+"""The command line: parses, calls and prints. Enter at ``app``.
+
+Only this room, and ``command.py`` of the features, print and exit.
+"""
 
 from __future__ import annotations
 

@@ -16,29 +16,34 @@ from typer._click.exceptions import NoSuchOption, UsageError
 from llamasup._version import __version__
 from llamasup.cli.command_group import COMPLETION_VARIABLE, CommandGroup, LazyGroup
 from llamasup.cli.gc_pause import collect_again
-from llamasup.features import FEATURES, CommandEntry, command
+from llamasup.features import FEATURES, CommandEntry
+
+
+def _core(name: str, summary: str, module: str = "") -> CommandEntry:
+    return CommandEntry(name, f"llamasup.cli.commands.{module or name}", summary)
+
 
 _CORE: Final = (
-    command("run", "Serve one model in the foreground."),
-    command("serve", "Serve many models, from a config or from folders."),
-    command("rpc-worker", "Lend the memory of this machine to another llamasup.", "rpc_worker"),
-    command("rm", "Delete models from the models folder."),
-    command("list", "List the models on this machine by name."),
-    command("status", "Show the state of a running llamasup and its models.", "control"),
-    command("top", "Show the models and the requests of a running llamasup, live."),
-    command("ps", "List the models of a running llamasup, or of all if several run.", "control"),
-    command("why", "Say why a model is in its state, and what would have to change.", "control"),
-    command("load", "Load a model, and wait until it is ready.", "control"),
-    command("unload", "Unload a model, and wait until its memory is free.", "control"),
-    command("restart", "Restart one model, or all loaded models one by one.", "control"),
-    command("reload", "Read the configuration again.", "control"),
-    command("stop", "Stop a running llamasup.", "control"),
-    command("logs", "Show the log of a model's llama-server, or of llamasup.", "control"),
-    command("plan", "Show the llama-server command line for a model, with reasons."),
-    command("fleet", "Deploy models on a Ray cluster."),
-    command("key", "Create, list and revoke API keys."),
-    command("config", "Write and check the configuration file of serve."),
-    command("completion", "Print the script that completes commands and options in a shell."),
+    _core("run", "Serve one model in the foreground."),
+    _core("serve", "Serve many models, from a config or from folders."),
+    _core("rpc-worker", "Lend the memory of this machine to another llamasup.", "rpc_worker"),
+    _core("rm", "Delete models from the models folder."),
+    _core("list", "List the models on this machine by name."),
+    _core("status", "Show the state of a running llamasup and its models.", "control"),
+    _core("top", "Show the models and the requests of a running llamasup, live."),
+    _core("ps", "List the models of a running llamasup, or of all if several run.", "control"),
+    _core("why", "Say why a model is in its state, and what would have to change.", "control"),
+    _core("load", "Load a model, and wait until it is ready.", "control"),
+    _core("unload", "Unload a model, and wait until its memory is free.", "control"),
+    _core("restart", "Restart one model, or all loaded models one by one.", "control"),
+    _core("reload", "Read the configuration again.", "control"),
+    _core("stop", "Stop a running llamasup.", "control"),
+    _core("logs", "Show the log of a model's llama-server, or of llamasup.", "control"),
+    _core("plan", "Show the llama-server command line for a model, with reasons."),
+    _core("fleet", "Deploy models on a Ray cluster."),
+    _core("key", "Create, list and revoke API keys."),
+    _core("config", "Write and check the configuration file of serve."),
+    _core("completion", "Print the script that completes commands and options in a shell."),
 )
 
 _SECTIONS: Final = {
@@ -53,7 +58,7 @@ _SECTIONS: Final = {
 
 
 def _commands() -> dict[str, Sequence[CommandEntry]]:
-    features = (entry for feature in FEATURES for entry in feature.commands)
+    features = (entry for feature in FEATURES for entry in feature.entries)
     known = {entry.name: entry for entry in (*_CORE, *features)}
     return {
         title: [known[name] for name in names.split() if name in known] for title, names in _SECTIONS.items()

@@ -1,13 +1,14 @@
 """The list of features: what llamasup can do without, and where each feature attaches to the rest.
 
-A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. The
-command line and the services read this list, and import what it names when it is needed. Only downloads,
+A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. Only its
+``command.py`` is a part of the command line, and may import ``cli/`` and ``service/``. The command line and
+the services read this list, and import what it names when it is needed. Only downloads,
 peers and wrap are imported by services, too (docs/design.md, Core and features).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
@@ -23,11 +24,6 @@ class CommandEntry(NamedTuple):
     summary: str
 
 
-def command(name: str, summary: str, module: str = "") -> CommandEntry:
-    """Return the entry of a command, whose module in ``cli/commands`` has its name or that of ``module``."""
-    return CommandEntry(name, f"llamasup.cli.commands.{module or name}", summary)
-
-
 class Feature(NamedTuple):
     """Names what belongs to a feature, besides its folder and its tests.
 
@@ -35,7 +31,10 @@ class Feature(NamedTuple):
     """
 
     name: str
-    commands: tuple[CommandEntry, ...] = ()
+    commands: Mapping[str, str] = {}
+    """The names of the commands in its ``command.py``, with the first lines of their help."""
+    command_module: str = ""
+    """The module of its commands, if this is not ``command.py`` in its folder."""
     modules: tuple[str, ...] = ()
     """Modules outside its folder that only its commands use."""
     observer: str = ""
@@ -63,66 +62,72 @@ class Feature(NamedTuple):
     config_problems: str = ""
     """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
+    @property
+    def entries(self) -> Iterator[CommandEntry]:
+        """The entries of its commands for the table in ``cli/app.py``."""
+        module = self.command_module or f"llamasup.features.{self.name}.command"
+        return (CommandEntry(name, module, summary) for name, summary in self.commands.items())
+
 
 FEATURES: Final = (
     Feature(
         "batch",
-        commands=(command("batch", "Run the requests of a file, and continue after interruptions."),),
+        commands={"batch": "Run the requests of a file, and continue after interruptions."},
+        command_module="llamasup.cli.commands.batch",
         modules=("llamasup.cli.batch_server", "llamasup.cli.output.batch_view"),
         batches="llamasup.features.batch.attach:batches",
         config_problems="llamasup.features.batch.attach:config_problems",
     ),
     Feature(
         "connect",
-        commands=(command("connect", "Show the settings of a client for a running llamasup."),),
+        commands={"connect": "Show the settings of a client for a running llamasup."},
     ),
     Feature(
         "console",
-        commands=(command("ui", "Open the web console of a running llamasup."),),
+        commands={"ui": "Open the web console of a running llamasup."},
         pages="llamasup.features.console.attach:pages",
     ),
     Feature("continuation", keep="llamasup.features.continuation.continued_stream:keep"),
     Feature(
         "doctor",
-        commands=(
-            command("doctor", "Check this machine for problems, and show a remedy for each."),
-            command("inspect", "Show facts about a model, and whether it fits in memory."),
-        ),
+        commands={
+            "doctor": "Check this machine for problems, and show a remedy for each.",
+            "inspect": "Show facts about a model, and whether it fits in memory.",
+        },
     ),
     Feature(
         "downloads",
-        commands=(command("pull", "Download models from Hugging Face or from an https URL."),),
-        modules=("llamasup.cli.output.download_view",),
+        commands={"pull": "Download models from Hugging Face or from an https URL."},
     ),
     Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
     Feature("peers", config_problems="llamasup.features.peers.static:config_problems"),
     Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(
         "systemd",
-        commands=(command("service", "Run llamasup as a systemd service."),),
+        commands={"service": "Run llamasup as a systemd service."},
         sockets="llamasup.features.systemd.notify:take_sockets",
         manager="llamasup.features.systemd.attach:manager",
     ),
     Feature("tracing", observer="llamasup.features.tracing.attach:attach"),
     Feature(
         "tuning",
-        commands=(command("tune", "Measure which flags make a model better here, and keep them."),),
+        commands={"tune": "Measure which flags make a model better here, and keep them."},
     ),
     Feature(
         "upgrade",
-        commands=(command("upgrade", "Move to another build of llama.cpp once it is proven."),),
+        commands={"upgrade": "Move to another build of llama.cpp once it is proven."},
         upgrades="llamasup.features.upgrade.upgrade:Upgrade",
         follow_runtime="llamasup.features.upgrade.follow:follow",
     ),
     Feature(
         "usage",
-        commands=(command("usage", "Show the requests and tokens of each model, key and day."),),
+        commands={"usage": "Show the requests and tokens of each model, key and day."},
         observer="llamasup.features.usage.recorder:attach",
     ),
     Feature("virtual", catalogue="llamasup.features.virtual.attach:VirtualSource"),
     Feature(
         "wrap",
-        commands=(command("wrap", "Supervise an existing llama-server command line, unchanged."),),
+        commands={"wrap": "Supervise an existing llama-server command line, unchanged."},
     ),
 )
 

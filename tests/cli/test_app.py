@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import re
 import subprocess
 import sys
@@ -14,11 +13,10 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from llamasup.cli import commands
+import llamasup
 from llamasup.cli.app import COMMANDS, app
 from tests.e2e.driver import run_to_end
 
-COMMAND_MODULES = "llamasup.cli.commands."
 HEAVY = (
     "asyncio",
     "msgspec",
@@ -53,7 +51,7 @@ for arguments in json.loads(sys.argv[1]):
         main()
     except SystemExit as end:
         assert not end.code
-    names = [name for name in sys.modules if name in {HEAVY!r} or name.startswith({COMMAND_MODULES!r})]
+    names = [name for name in sys.modules if name in {(*HEAVY, *COMMAND_OF)!r}]
     print(json.dumps([arguments, names]), file=sys.stderr, flush=True)
     os._exit(0)
 """
@@ -127,8 +125,11 @@ def test_every_command_is_in_exactly_one_section() -> None:
         group = get_group(importlib.import_module(module).commands)
         declared += [group.name] if group.name else group.commands
     assert sorted(NAMES) == sorted(declared)
-    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert modules == {module.removeprefix(COMMAND_MODULES) for module in COMMAND_OF}
+    package = Path(llamasup.__file__).parent
+    files = [path for path in package.glob("cli/commands/*.py") if path.name != "__init__.py"]
+    files += package.glob("features/*/command.py")
+    modules = {".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files}
+    assert modules == COMMAND_OF.keys()
 
 
 @pytest.mark.parametrize("width", [80, 200])

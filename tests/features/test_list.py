@@ -17,14 +17,14 @@ def test_each_folder_of_a_feature_is_in_the_list() -> None:
 
 def test_modules_of_a_feature_exist() -> None:
     for feature in FEATURES:
-        for module in (*feature.modules, *(entry.module for entry in feature.commands)):
+        for module in (*feature.modules, *(entry.module for entry in feature.entries)):
             assert find_spec(module) is not None, module
 
 
 def test_each_command_of_a_feature_is_in_a_section_of_the_help() -> None:
     shown = [entry for section in COMMANDS.values() for entry in section]
     assert len({entry.name for entry in shown}) == len(shown)
-    assert {entry for feature in FEATURES for entry in feature.commands} <= set(shown)
+    assert {entry for feature in FEATURES for entry in feature.entries} <= set(shown)
 
 
 def test_each_seam_has_what_its_entries_name() -> None:

@@ -78,7 +78,7 @@ def run(
                 settings = replace(settings, alias=model)
             model = found
         if is_reference(model):
-            from llamasup.cli.commands.pull import ensure_downloaded
+            from llamasup.features.downloads.command import ensure_downloaded
 
             collect_again()  # a download may take hours
             ensure_downloaded(model, view)

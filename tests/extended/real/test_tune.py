@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from llamasup.cli import stop_signals
-from llamasup.cli.commands.tune import _measure
 from llamasup.cli.output.view import View
 from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.core.gguf.writer import write_gguf
@@ -36,6 +35,7 @@ from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.errors import TuningFailed
 from llamasup.features.tuning import comparison, search, session, trial
 from llamasup.features.tuning.candidates import Candidate, Purpose, default_profile
+from llamasup.features.tuning.command import _measure
 from llamasup.features.tuning.comparison import Comparison
 from llamasup.features.tuning.report import SessionResult
 from llamasup.features.tuning.search import begin, begin_proof

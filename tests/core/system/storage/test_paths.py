@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.pull import download_options
 from llamasup.cli.commands.rm import rm
 from llamasup.core.hub.hub_settings import hub_token
 from llamasup.core.models.search import cache_folders
 from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.errors import ConfigInvalid, ModelMissing, UsageInvalid
+from llamasup.features.downloads.command import download_options
 
 
 def test_known_kinds_are_returned(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.cli.commands.connect import _write
 from llamasup.features.connect.clients import CLIENTS, Connection
+from llamasup.features.connect.command import _write
 from tests.cli.recording_view import RecordingView
 
 KEY = "sk-secret"

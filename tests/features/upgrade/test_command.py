@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from llamasup.cli import target as chosen
-from llamasup.cli.commands import upgrade as command
 from llamasup.core.control.client import ControlAddress
 from llamasup.errors import BuildRefused, LlamasupError
+from llamasup.features.upgrade import command
 from tests.core.control.fake import FakeControlTarget, served
 
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.commands import usage as command
-from llamasup.cli.commands.usage import usage_table
 from llamasup.core.control.client import ControlAddress
+from llamasup.features.usage import command
+from llamasup.features.usage.command import usage_table
 from llamasup.features.usage.ledger import Group, Sums
 from llamasup.features.usage.store import save, usage_file
 from tests.core.control.fake import FakeControlTarget, served

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from llamasup.cli import target as chosen
-from llamasup.cli.commands.ui import ui
 from llamasup.core.auth.keys import Keys
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.proxy.console_access import ConsoleAccess
 from llamasup.core.system.process import run_folder
 from llamasup.errors import Conflict, OutputFailed
+from llamasup.features.console.command import ui
 from llamasup.features.console.routes import Console
 from llamasup.features.console.sign_in_file import write_sign_in_file
 from tests.core.control.fake import FakeControlTarget, served
