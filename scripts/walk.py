@@ -35,7 +35,8 @@ sys.path.insert(0, str(ROOT))
 from llamasup.core.proxy.listeners.bind import bind  # noqa: E402
 from llamasup.core.settings.model import Settings  # noqa: E402
 from llamasup.core.supervision.events import Bus, Ready  # noqa: E402
-from llamasup.service.run import RunOptions, Service  # noqa: E402
+from llamasup.service.hosting import Service  # noqa: E402
+from llamasup.service.options import RunOptions  # noqa: E402
 from scripts.pages import aligned_table  # noqa: E402
 from tests.kit import fake_server  # noqa: E402
 from tests.kit.tiny import tiny_decoder  # noqa: E402

@@ -19,8 +19,9 @@ from llamasup.core.http.httpx_client import UnixTransport, httpx
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
-from llamasup.service.many_models import HostedModels
-from llamasup.service.serve import ServeOptions, ServeService
+from llamasup.service.configured_models import ConfiguredModels
+from llamasup.service.hosting import Service
+from llamasup.service.serve import ServeOptions
 
 
 class AsyncServer:
@@ -30,8 +31,11 @@ class AsyncServer:
     raise a ``LlamasupError`` if they fail, and NotRunning once the server has stopped.
     """
 
-    def __init__(self, service: ServeService, bus: Bus, given: ConfigInputs, name: str | None) -> None:
+    def __init__(
+        self, service: Service, options: ServeOptions, bus: Bus, given: ConfigInputs, name: str | None
+    ) -> None:
         """Use ``serve`` to create one."""
+        self._options = options
         self._given = given
         self._name = name
         self._service = service
@@ -187,7 +191,7 @@ class AsyncServer:
     def _access(self) -> Access:
         """Only after it is ready."""
         assert self._ready is not None
-        options = self._service.options
+        options = self._options
         key = options.api_keys[-1] if options.api_keys else None  # the client's own key
         return Access(self._ready.address, key, options.tls_cert)
 
@@ -243,7 +247,7 @@ class AsyncServer:
             raise ended()
         return reader
 
-    def _hosted_here(self) -> HostedModels:
+    def _hosted_here(self) -> ConfiguredModels:
         self._refuse_other_loops()
         return self._hosted
 
@@ -266,10 +270,11 @@ class AsyncServer:
             raise Stopping("llamasup is stopping.", remedy="Start another one with llamasup.serve().")
 
     @property
-    def _hosted(self) -> HostedModels:
+    def _hosted(self) -> ConfiguredModels:
         hosted = self._service.hosted_models
         if hosted is None or self._feed.ended:
             raise ended()
+        assert isinstance(hosted, ConfiguredModels)
         return hosted
 
     def _name_of(self, name: str | None) -> str:
@@ -286,8 +291,12 @@ async def begin(
 ) -> AsyncServer:
     """Start a server, and wait until it is ready. Raises the error of a failed start."""
     bus = Bus()
-    service = await asyncio.to_thread(lambda: ServeService(options(given), bus, given.environ))
-    server = AsyncServer(service, bus, given, name)
+
+    def checked() -> tuple[Service, ServeOptions]:
+        made = options(given)
+        return Service(made, bus, given.environ), made
+
+    server = AsyncServer(*await asyncio.to_thread(checked), bus, given, name)
     try:
         await server._until_ready()
     except BaseException:
@@ -297,7 +306,7 @@ async def begin(
     return server
 
 
-async def _restore(hosted: HostedModels, loaded: str | None) -> None:
+async def _restore(hosted: ConfiguredModels, loaded: str | None) -> None:
     """Apply the previous settings again; if cancelled, without waiting for it."""
     try:
         with contextlib.suppress(LlamasupError):  # the error of the switch matters more
@@ -309,7 +318,7 @@ async def _restore(hosted: HostedModels, loaded: str | None) -> None:
         raise
 
 
-async def _run(service: ServeService) -> None:
+async def _run(service: Service) -> None:
     """Run the service; raises the user's error in place of a group."""
     try:
         await service.run()

@@ -21,7 +21,7 @@ from llamasup.core.config import Config
 from llamasup.core.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.core.system.storage.paths import require_folders
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.service.serve import ServeOptions, serve_options
+from llamasup.service.serve import ServeOptions
 
 
 def serve(
@@ -189,7 +189,7 @@ class Serving:
 
     def _serve_options(self, given: ConfigInputs) -> ServeOptions:
         require_folders(given.folders, of="models_dir")
-        options = serve_options(given, config_file=given.file, **self._options)
+        options = ServeOptions.of(given, config_file=given.file, **self._options)
         if options.initial_config is not None and options.initial_config.is_front:
             from llamasup.fleet.membership import as_front
 

@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus, PublishedEvent
     from llamasup.core.supervision.states import Policy
     from llamasup.errors import LlamasupError
+    from llamasup.service.hosting import Service
     from llamasup.service.rpc_worker import RpcWorker
-    from llamasup.service.run import Service
-    from llamasup.service.serve import ServeService
 
-    AnyService = Service | ServeService | RpcWorker
+    AnyService = Service | RpcWorker
     MakeManager = Callable[[AnyService, Policy], "ServiceManager"]
 
 TICK_S = 0.1

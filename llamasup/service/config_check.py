@@ -71,7 +71,7 @@ def model_issues(
     ``source``: that of a running ``serve``; None: a new one.
     """
     from llamasup.core.config.inventory import read_inventory
-    from llamasup.service.config_source import ConfigSource, serve_options
+    from llamasup.service.config_source import ConfigOptions, ConfigSource
 
     reading = _of_this_machine(reading)
     config = replace(reading.config, peers={})  # ``environment_issues`` has checked their files
@@ -79,7 +79,7 @@ def model_issues(
     unchecked = ""
     try:
         try:
-            source = source or ConfigSource(serve_options(lambda: config), environ)
+            source = source or ConfigSource(ConfigOptions.of(lambda: config), environ)
         except RuntimeMissing as error:
             unchecked, inventory = error.message, read_inventory(config)
         else:

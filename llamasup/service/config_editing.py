@@ -8,13 +8,11 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from llamasup.core.config.api_changes import Outside, refused_changes
-from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import ConfigIssues, Issue
 from llamasup.core.config.nodes import MAX_BYTES
 from llamasup.core.config.reading import Reading, read_text
@@ -25,8 +23,7 @@ from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.core.system.text import path_text
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.service.config_check import environment_issues, model_issues
-from llamasup.service.config_source import ConfigSource
-from llamasup.service.sources import Configured
+from llamasup.service.config_source import ConfigSource, Configured
 
 
 class _File(Struct, frozen=True):
@@ -38,26 +35,26 @@ class _File(Struct, frozen=True):
 
 
 class ConfigEditor:
-    """``adjust`` adds the values of the command line to a config. ``more_models``: other models are served
-    too. ``preview`` returns what a reload with this config would change, and ``reload`` carries it out.
+    """Changes the file of ``source``, which alone makes the config.
+
+    ``preview`` returns what a reload with this config would change, and ``reload`` carries it out.
     """
 
     def __init__(
         self,
-        file: Path,
         source: ConfigSource,
-        environ: Mapping[str, str],
         *,
-        adjust: Callable[[Config], Config],
-        more_models: bool,
         preview: Callable[[Configured], Changes],
         reload: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
-        self._file = file
+        options = source.options
+        assert options.config_file is not None
+        assert options.adjust is not None
+        self._file = options.config_file
         self._source = source
-        self._environ = environ
-        self._adjust = adjust
-        self._more_models = more_models
+        self._environ = source.environ
+        self._adjust = options.adjust
+        self._more_models = options.more_models
         self._preview = preview
         self._reload = reload
         self._lock = asyncio.Lock()  # one change after the other

@@ -1,17 +1,19 @@
-"""The options of ``serve``, and its source: reads the config and the folders, and checks the models."""
+"""Reads the config of ``serve`` and the folders, and checks the models."""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.config.inventory import read_inventory
+from llamasup.core.config.inventory import ModelInventory, read_inventory
 from llamasup.core.http.address import listen_text
 from llamasup.core.llama_server.device_memory import devices_now
 from llamasup.core.llama_server.inspect import Runtime, find_runtime
@@ -23,7 +25,6 @@ from llamasup.core.pool.eviction_policy import ResidencyPolicy
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.core.supervision.not_serving import lacks_memory
-from llamasup.core.supervision.states import Policy
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
@@ -31,13 +32,14 @@ from llamasup.features.downloads.manager import DownloadSettings
 from llamasup.features.peers.membership import Membership, Peer
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
-from llamasup.service.sources import Configured
 
 if TYPE_CHECKING:
     from llamasup.core.config import Config
 
+_log = logging.getLogger(__name__)
 
-class ServeOptions(ListenOptions, frozen=True, kw_only=True):
+
+class ConfigOptions(ListenOptions, frozen=True, kw_only=True):
     """``config`` reads the config and raises ConfigInvalid. ``config_file`` is its file, if it has one.
 
     The other options are fixed at the start: a reload does not change addresses and keys.
@@ -61,43 +63,49 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     membership: Callable[[], Membership] | None = None
     """Makes the source of the other nodes, in place of ``peers`` of the config; called in the event loop."""
 
-    @property
-    def policy(self) -> Policy:
-        return self.shared_policy()
+    @classmethod
+    def of(cls, config: Callable[[], Config], **given: Any) -> Self:
+        """The config's settings for addresses, keys and connections, overridden by ``given``.
+
+        Raises ConfigInvalid.
+        """
+        initial = config()
+        http = initial.http
+        options: dict[str, Any] = {
+            "host": ",".join(initial.hosts),
+            "port": initial.port,
+            "api_key_file": initial.auth.api_key_file,
+            "api_key_file_of": "" if "api_key_file" in given else "auth.api_key_file",
+            "insecure_no_auth": initial.auth.insecure_no_auth,
+            "hosts": http.allow_hosts,
+            "origins": http.allow_origins,
+            "trusted_proxies": http.trusted_proxies,
+            "remote_media": tuple(filter(None, http.remote_media)),
+            "max_body": http.max_body,
+            "tls_cert": http.tls_cert,
+            "tls_key": http.tls_key,
+            "stream_keepalive": http.stream_keepalive,
+            "request_timeout_s": http.request_timeout_s,
+            "access_log": http.access_log,
+            "slow_request_s": http.slow_request_s,
+            "no_usage": not initial.usage.enabled,
+            "usage_keep_days": initial.usage.keep_days,
+            "no_ui": not http.ui,
+            "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
+            "batches": initial.batches if initial.batches.enabled else None,
+        }
+        options |= given
+        return cls(config=config, initial_config=initial, configured_runtime=initial.runtime, **options)
 
 
-def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
-    """The config's settings for addresses, keys and connections, overridden by ``given``.
+class Configured(Struct, frozen=True):
+    """A config, and the inventory and options that result from it on this machine."""
 
-    Raises ConfigInvalid.
-    """
-    initial = config()
-    http = initial.http
-    options: dict[str, Any] = {
-        "host": ",".join(initial.hosts),
-        "port": initial.port,
-        "api_key_file": initial.auth.api_key_file,
-        "api_key_file_of": "" if "api_key_file" in given else "auth.api_key_file",
-        "insecure_no_auth": initial.auth.insecure_no_auth,
-        "hosts": http.allow_hosts,
-        "origins": http.allow_origins,
-        "trusted_proxies": http.trusted_proxies,
-        "remote_media": tuple(filter(None, http.remote_media)),
-        "max_body": http.max_body,
-        "tls_cert": http.tls_cert,
-        "tls_key": http.tls_key,
-        "stream_keepalive": http.stream_keepalive,
-        "request_timeout_s": http.request_timeout_s,
-        "access_log": http.access_log,
-        "slow_request_s": http.slow_request_s,
-        "no_usage": not initial.usage.enabled,
-        "usage_keep_days": initial.usage.keep_days,
-        "no_ui": not http.ui,
-        "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
-        "batches": initial.batches if initial.batches.enabled else None,
-    }
-    options |= given
-    return ServeOptions(config=config, initial_config=initial, configured_runtime=initial.runtime, **options)
+    config: Config
+    inventory: ModelInventory
+    options: PoolOptions
+    downloads: DownloadSettings
+    peers: tuple[Peer, ...] = ()
 
 
 class ConfigSource:
@@ -105,9 +113,9 @@ class ConfigSource:
     other nodes needs none.
     """
 
-    def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
+    def __init__(self, options: ConfigOptions, environ: Mapping[str, str]) -> None:
         """Raises RuntimeMissing."""
-        self._options = options
+        self.options = options
         self.environ = environ
         configured = options.configured_runtime
         is_first = not (options.runtime or environ.get("LLAMASUP_RUNTIME"))
@@ -133,11 +141,14 @@ class ConfigSource:
 
     def first(self) -> Configured:
         """The config of the start. Raises ConfigInvalid."""
-        return self.configured(self._options.initial_config or self._options.config())
+        return self.configured(self.options.initial_config or self.options.config())
 
     def read(self, before: Search | None = None) -> Configured:
+        """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
+        ConfigInvalid.
+        """
         self._refuse_pipe()
-        return self.configured(self._options.config(), before)
+        return self.configured(self.options.config(), before)
 
     def configured(self, config: Config, before: Search | None = None) -> Configured:
         """Return what is served with this config. Blocks; raises ConfigInvalid for invalid names, and
@@ -167,7 +178,7 @@ class ConfigSource:
 
     def _refuse_pipe(self) -> None:
         """Reading a pipe again could wait for ever."""
-        file = self._options.config_file
+        file = self.options.config_file
         try:
             mode = 0 if file is None else file.stat().st_mode
         except OSError:
@@ -179,13 +190,15 @@ class ConfigSource:
             )
 
     def use_runtime(self, runtime: Runtime) -> None:
+        """Check configs with this build from now on."""
         self._runtime = runtime
 
     def stamp(self) -> object:
-        if self._options.config_file is None:
+        """Return a value that changes with the config's file. None if there is no file to watch."""
+        if self.options.config_file is None:
             return None
         try:
-            status = self._options.config_file.stat()
+            status = self.options.config_file.stat()
         except OSError:
             return 0
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -211,7 +224,7 @@ class ConfigSource:
         for model in rejected:
             seen.add(model.place[:2])
             yield model
-        file = "" if self._options.config_file is None else str(self._options.config_file)
+        file = "" if self.options.config_file is None else str(self.options.config_file)
         if self._runtime is None:
             return
         for model in rejected_flags(configured.config, self._runtime.capabilities, file=file):
@@ -221,6 +234,9 @@ class ConfigSource:
     def check(
         self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
     ) -> None:
+        """Blocks; raises ConfigInvalid for a model whose config differs from ``before`` and that is missing,
+        broken or too large. ``less_memory``: also for a model that no longer fits.
+        """
         specs = configured.inventory.registry.specs.values()
         new = [spec for spec in specs if _config_of(before.get(spec.id)) != _config_of(spec)]
         pinned_in = frozenset(group for spec in new if spec.stay.pin for group in spec.stay.groups)
@@ -251,7 +267,7 @@ class ConfigSource:
         )
         return PoolOptions(
             budget=budget,
-            policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
+            policy=replace(self.options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
             residency=ResidencyPolicy(time_slice_s=config.swap_after_s, max_loaded=config.max_loaded),
             runtime=None if self._runtime is None else self._runtime.choice,
             environ=self.environ,

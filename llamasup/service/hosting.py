@@ -1,5 +1,5 @@
-"""Runs a service around its workload (the models): listeners, proxy, run folder and guardian, control
-application, access log, ready file and metrics.
+"""Runs a service around its models: listeners, proxy, run folder and guardian, control application, access
+log, ready file and metrics.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -19,135 +19,79 @@ from llamasup.core.control.app import ControlServer
 from llamasup.core.control.interface import BatchWorker, ConsolePages, ControlTarget, UsageReport
 from llamasup.core.http.address import Address
 from llamasup.core.llama_server.answers import SlotProgress
-from llamasup.core.observability.access_log import AccessLog, check_log_file
+from llamasup.core.observability.access_log import AccessLog
 from llamasup.core.observability.access_record import access_line, shortened
 from llamasup.core.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.core.observability.last_hour import LastHour
 from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
-from llamasup.core.proxy.backend import Backend, ModelList
 from llamasup.core.proxy.connections import most_connections
 from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.live.requests import LiveRequests
 from llamasup.core.proxy.proxy import Proxy
-from llamasup.core.proxy.settings import ProxyConfig
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.supervision.events import (
     Bus,
-    ModelUnloading,
     PublishedEvent,
     Ready,
-    ServerExited,
     ServerWarned,
     StateChanged,
     Stopped,
     as_json,
 )
+from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State
 from llamasup.core.system.native import native
 from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
-from llamasup.core.system.process.ready_file import ReadyFile
-from llamasup.core.system.process.sweep import record_ready_file, sweep
+from llamasup.core.system.process.ready_file import ReadyFile, remove_stale
+from llamasup.core.system.process.sweep import record_ready_file
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.features import attached, only_attached
 from llamasup.service.answer_stages import ANSWER_STAGES
-from llamasup.service.observers import LastHourObserver, SlowRequests
-from llamasup.service.options import ServiceOptions
+from llamasup.service.models import HostedEntry, HostedModels
+from llamasup.service.observers import LastHourObserver, LoadMetrics, SlowRequests
+from llamasup.service.options import STANDARD_ERROR, ServiceOptions
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from llamasup.core.auth.keys import Keys
-    from llamasup.core.models.spec import KeepResult
     from llamasup.core.settings.sections import Batches
-
-__all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
-STANDARD_ERROR = Path("-")
 
 
-class Workload(Protocol):
-    """The models behind one address, made in the event loop that serves them."""
+class Service:
+    """Serves the models of ``run``, ``wrap`` or ``serve``, and is their ``ServiceOwner``.
 
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def control_target(self) -> ControlTarget: ...
-
-    def described(self) -> ModelList:
-        """The models, as ``serve`` lists them at /v1/models."""
-        ...
-
-    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
-        """Call ``Pool.keep`` for the model of this id. Returns ``fixed`` if it is not here."""
-        ...
-
-    async def run(self) -> None:
-        """Own all tasks and processes until cancelled, and end them then."""
-        ...
-
-    def start(self) -> None:
-        """Start the processes that do not wait for requests."""
-        ...
-
-    async def begun(self) -> None:
-        """Wait until requests can be accepted, and queued."""
-        ...
-
-    async def ready(self) -> tuple[str, ...] | None:
-        """Wait until the initial models serve. Returns the names; None if the workload ends first."""
-        ...
-
-    def still_ready(self) -> bool: ...
-
-    async def ended(self) -> LlamasupError | None:
-        """Wait until the workload has ended. Returns its error; None after a requested stop."""
-        ...
-
-    def ask_stop(self, *, now: bool) -> None:
-        """Stop gracefully, or at once. May be called at any time after ``start``."""
-        ...
-
-
-class ServiceHost:
-    """Runs one service, and is the ``ServiceOwner`` of its workload.
-
-    ``listen`` opens the listening sockets; it is called once, before any process is started.
+    The constructor finds every error that can be found before a process is started (``ServiceOptions.spec``).
     """
 
-    def __init__(
-        self,
-        options: ServiceOptions,
-        bus: Bus,
-        *,
-        listen: Callable[[], ListenerSet],
-        proxy: ProxyConfig,
-        environ: Mapping[str, str] | None = None,
-        listen_ollama: Callable[[], ListenerSet] | None = None,
-    ) -> None:
+    def __init__(self, options: ServiceOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
+        self.options = options
+        self.environ = os.environ if environ is None else environ
+        self._spec = options.spec(self.environ)
+        self.launch = self._spec.launch
+        if options.ready_file is not None:
+            remove_stale(options.ready_file)
+        self.on_log: Callable[[list[bytes]], None] | None = None
+        """Gets the output of all llama-servers line by line, in their threads; must not wait or raise."""
+        self.hosted_models: HostedModels | None = None
+        """Set while it serves."""
         self.on_asked: Callable[[str, str], None] | None = None
         """Called for each request of the control API before it is carried out (``ServiceOwner``)."""
         self.own_log = OwnLog()
         """Whoever says something about this llamasup adds it here."""
         self.metrics = Metrics()
-        self._options = options
         self._bus = bus
-        self._listen = listen
-        self._listen_ollama = listen_ollama
         self._ollama: ListenerSet | None = None
-        self._proxy_config = proxy
         self._proxy: Proxy | None = None
         self.live_requests: LiveRequests | None = None
         """Set while it serves."""
-        self._workload: Workload | None = None
         self._stops_asked = 0
-        self._loads_began_s: dict[str, float] = {}
-        self.environ = os.environ if environ is None else environ
         self._finished: list[Callable[[RequestRecord], None]] = []
         self._closing: list[Callable[[], None]] = []
         self.usage: UsageReport = _no_usage
@@ -165,8 +109,8 @@ class ServiceHost:
         self._stops_asked += 1
         if self._batches is not None:
             self._batches.stop()
-        if self._workload is not None:
-            self._workload.ask_stop(now=self._stops_asked > 1)
+        if self.hosted_models is not None:
+            self.hosted_models.ask_stop(now=self._stops_asked > 1)
 
     def observe(self, *observers: Observer, first: bool = False) -> None:
         """Call these observers from now on, after the earlier ones; ``first``: before the earlier ones."""
@@ -174,8 +118,8 @@ class ServiceHost:
         for observer in observers:
             if observer.finished is not None:
                 finished.append(observer.finished)
-            if observer.slow is not None and self._options.slow_request_s:
-                finished.append(SlowRequests(self._options.slow_request_s, observer.slow).finished)
+            if observer.slow is not None and self.options.slow_request_s:
+                finished.append(SlowRequests(self.options.slow_request_s, observer.slow).finished)
             if observer.event is not None:
                 self._bus.listen(observer.event)
             if observer.close is not None:
@@ -186,7 +130,7 @@ class ServiceHost:
     def _attach(self) -> None:
         """Attach the access log and the features. Those that are off do not exist."""
         others, self._finished = self._finished, []  # those of the caller come last
-        if (path := self._options.access_log) is not None:
+        if (path := self.options.access_log) is not None:
             log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
             self.metrics.lines_dropped = log.dropped
             self.observe(Observer(log.write, close=log.close))
@@ -201,16 +145,38 @@ class ServiceHost:
         if self.on_asked is not None:
             self.on_asked(what, model)
 
-    async def host(self, make: Callable[[Path, Address], Workload]) -> None:
-        """Serve the workload that ``make`` returns for the run folder and the address, until it ends.
+    @property
+    def runner(self) -> InstanceRunner | None:
+        """The process of the only model, once the service has begun to start it; None for many models."""
+        return self.hosted_models.runner if isinstance(self.hosted_models, HostedEntry) else None
 
-        Raises PortInUse and PortNotAllowed before any process is started, and the error of the workload.
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.hosted_models is None else self.hosted_models.in_flight
+
+    @property
+    def drain_timeout_s(self) -> float:
+        models = self.hosted_models
+        return self.options.drain_timeout_s if models is None else models.drain_timeout_s
+
+    def ask_reload(self) -> None:
+        """Carry out SIGHUP: ``serve`` reads its config again, ``run`` and ``wrap`` restart their server after
+        the requests in flight. Does nothing while stopping.
         """
-        options = self._options
-        listeners = self._listen()
-        if self._listen_ollama is not None:
+        if self.hosted_models is not None and not self.stops_asked:
+            self.hosted_models.ask_reload()
+
+    async def run(self) -> None:
+        """Serve until a stop is requested, and clean up.
+
+        Raises PortInUse and PortNotAllowed before any process is started, ServerFailed if the only model
+        cannot be started, and GaveUp if it crashed too often.
+        """
+        options = self.options
+        listeners = self._spec.listen()
+        if self._spec.listen_ollama is not None:
             try:
-                self._ollama = self._listen_ollama()
+                self._ollama = self._spec.listen_ollama()
             except BaseException:
                 listeners.close()
                 raise
@@ -220,8 +186,9 @@ class ServiceHost:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
                     record_ready_file(folder, ready_file.path)
-                self._workload = make(folder, listeners.address)
-                error = await self._serve(self._workload, listeners, folder, guardian, ready_file)
+                models = self._spec.models(self, self._bus, folder, listeners.address, self.on_log)
+                self.hosted_models = models
+                error = await self._serve(models, listeners, folder, guardian, ready_file)
         finally:
             for opened in filter(None, (listeners, self._ollama)):
                 opened.close()
@@ -240,62 +207,61 @@ class ServiceHost:
 
     async def _serve(
         self,
-        workload: Workload,
+        models: HostedModels,
         listeners: ListenerSet,
         folder: Path,
         guardian: Guardian,
         ready_file: ReadyFile | None,
     ) -> LlamasupError | None:
-        limits = self._proxy_config.limits
+        limits = self._spec.proxy.limits
         connections = min(limits.connections, most_connections(native.raise_files_limit()))
         proxy = self._proxy = Proxy(
-            workload.backend,
-            replace(self._proxy_config, limits=replace(limits, connections=connections)),
+            models.backend,
+            replace(self._spec.proxy, limits=replace(limits, connections=connections)),
             metrics=self.metrics,
             on_finished=self._on_finished,
             stages=ANSWER_STAGES,
         )
         requests = self.live_requests = LiveRequests(
             proxy.clients,
-            partial(_slots, self._proxy_config.rules.prefix),
+            partial(_slots, self._spec.proxy.rules.prefix),
             needs_key=lambda: proxy.keys.needed,
         )
         batch_routes: Sequence[BaseRoute] = ()
-        if self._options.batches is not None:
+        if self.options.batches is not None:
             # In a thread: the imports take some 0.1 s.
-            make = partial(_make_batches, self._options.batches, proxy.keys)
+            make = partial(_make_batches, self.options.batches, proxy.keys)
             batches, batch_routes = await asyncio.to_thread(make)
             self._batches = batches
             if self._stops_asked:
                 batches.stop()
         control = ControlServer(
             folder / "control.sock",
-            workload.control_target,
+            models.control_target,
             self.metrics,
             requests,
             self._last_hour,
-            partial(self._console, proxy, listeners.address, workload.control_target),
+            partial(self._console, proxy, listeners.address, models.control_target),
             usage=self.usage,
             own_log=self.own_log,
             more_routes=batch_routes,
         )
         proxy.control = control.endpoint
-        last_hour = LastHourObserver(self._last_hour, workload.control_target.held_bytes)
+        last_hour = LastHourObserver(self._last_hour, models.control_target.held_bytes)
         self.observe(
             Observer(finished=requests.note_ended),  # before the usage, which reads the slots in use
             Observer(finished=last_hour.finished, event=last_hour.event),
             first=True,
         )
-        self.observe(Observer(event=self._on_event))
+        self.observe(Observer(event=LoadMetrics(self.metrics).event), Observer(event=self._on_event))
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(workload.run(), name="hosted")
+            running = tasks.create_task(models.run(), name="hosted")
             serving: asyncio.Task[None] | None = None
             try:
                 control.start(tasks)
-                workload.start()
-                for number in range(min(self._stops_asked, 2)):  # requested before the workload existed
-                    workload.ask_stop(now=number > 0)
-                await workload.begun()
+                for number in range(min(self._stops_asked, 2)):  # requested before the models existed
+                    models.ask_stop(now=number > 0)
+                await models.begun()
                 if listeners.tls is not None:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
@@ -305,12 +271,12 @@ class ServiceHost:
                     serving = tasks.create_task(self._batches.run(batch_listener.address), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 if self._ollama is not None:
-                    dialect = _ollama_dialect(workload)
+                    dialect = _ollama_dialect(models)
                     await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=dialect)
-                while (names := await workload.ready()) is not None:
+                while (names := await models.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
-                    if not workload.still_ready():
+                    if not models.still_ready():
                         continue  # it crashed in the meantime
                     ollama = None if self._ollama is None else self._ollama.address
                     ready = Ready(listeners.address, os.getpid(), names, ollama)
@@ -318,7 +284,7 @@ class ServiceHost:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
                     break
-                return await workload.ended()
+                return await models.ended()
             finally:
                 # The control API first: its answers and streams end through the proxy.
                 for close in (control.aclose, lambda: _close_listeners(listeners, self._ollama, proxy)):
@@ -340,26 +306,12 @@ class ServiceHost:
         pages = only_attached("pages")
         if pages is None:
             return None
-        return cast(ConsolePages, pages(proxy, address, self._proxy_config.hosts, target, wake))
+        return cast(ConsolePages, pages(proxy, address, self._spec.proxy.hosts, target, wake))
 
     def _on_event(self, event: PublishedEvent) -> None:
-        match event:
-            case StateChanged(model, State.STARTING, _):
-                self._loads_began_s[model] = asyncio.get_running_loop().time()
-                self.metrics.count_load(model)
-            case StateChanged(model, State.READY, _):
-                began_s = self._loads_began_s.pop(model, None)
-                if began_s is not None:  # None if the model was renamed since
-                    self.metrics.observe_load(model, asyncio.get_running_loop().time() - began_s)
-            case StateChanged(_, State.DRAINING | State.STOPPING, _) if self._stops_asked:
-                if self._proxy is not None:
-                    self._proxy.drain()
-            case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
-                self.metrics.count_restart(model, diagnosis.cause)
-            case ModelUnloading(model, reason, _):
-                self.metrics.count_eviction(model, reason)
-            case _:
-                pass
+        is_stopping = isinstance(event, StateChanged) and event.state in {State.DRAINING, State.STOPPING}
+        if is_stopping and self._stops_asked and self._proxy is not None:
+            self._proxy.drain()
 
     def _on_tls_warning(self, message: str, remedy: str) -> None:
         self._bus.publish(ServerWarned("", 0, message, remedy))
@@ -383,11 +335,11 @@ def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchWorker, Sequence[
     return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
 
 
-def _ollama_dialect(workload: Workload) -> Dialect:
+def _ollama_dialect(models: HostedModels) -> Dialect:
     dialect = only_attached("dialect")
     if dialect is None:
         raise _not_here("--ollama")
-    return cast(Dialect, dialect(workload.described, workload.keep))
+    return cast(Dialect, dialect(models.described, models.keep))
 
 
 async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:
@@ -413,14 +365,3 @@ async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, p
     for opened in filter(None, (listeners, ollama)):
         opened.stop_listening()
     await proxy.aclose()
-
-
-def sweep_and_check(options: ServiceOptions) -> None:
-    """Before the start: clean up after earlier runs, whose processes may hold the memory that this one needs.
-
-    Raises ConfigInvalid if the access log cannot be written.
-    """
-    if options.access_log is not None and options.access_log != STANDARD_ERROR:
-        check_log_file(options.access_log)
-    for swept in sweep():
-        _log.warning("%s", swept)

@@ -1,4 +1,4 @@
-"""Observers that belong to no feature: the charts of the last hour, and the reports of slow requests."""
+"""Observers that belong to no feature: the last hour, slow requests, and the metrics of loads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 from llamasup.core.observability.access_record import SlowLog, admit_slow, waiting_time_s
-from llamasup.core.observability.counters import RequestRecord
+from llamasup.core.observability.counters import Metrics, RequestRecord
 from llamasup.core.observability.last_hour import LastHour
-from llamasup.core.supervision.events import PublishedEvent, StateChanged
+from llamasup.core.supervision.events import ModelUnloading, PublishedEvent, ServerExited, StateChanged
+from llamasup.core.supervision.states import State
 
 
 class LastHourObserver:
@@ -48,3 +49,27 @@ class SlowRequests:
             self._log, admitted = admit_slow(self._log, time.monotonic())
             if admitted:
                 self._report(record, left_out)
+
+
+class LoadMetrics:
+    """Counts loads with their times, restarts and evictions."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began_s: dict[str, float] = {}
+
+    def event(self, event: PublishedEvent) -> None:
+        match event:
+            case StateChanged(model, State.STARTING, _):
+                self._began_s[model] = time.monotonic()
+                self._metrics.count_load(model)
+            case StateChanged(model, State.READY, _):
+                began_s = self._began_s.pop(model, None)
+                if began_s is not None:  # None if the model was renamed since
+                    self._metrics.observe_load(model, time.monotonic() - began_s)
+            case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
+                self._metrics.count_restart(model, diagnosis.cause)
+            case ModelUnloading(model, reason, _):
+                self._metrics.count_eviction(model, reason)
+            case _:
+                pass

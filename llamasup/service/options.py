@@ -1,16 +1,21 @@
-"""The options of ``run``, ``wrap`` and ``serve``, and the listeners and proxy settings made of them."""
+"""The options of services, and the listeners and proxy settings made of them."""
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llamasup.core.auth.key_source import KeyFile
+from llamasup.core.control.interface import ServiceOwner
 from llamasup.core.http.address import (
+    Address,
     TcpAddress,
     UnixAddress,
     addresses,
@@ -20,51 +25,76 @@ from llamasup.core.http.address import (
     invalid_host_remedy,
     is_local,
 )
-from llamasup.core.http.heads import HeadRules
-from llamasup.core.planning.facts import Launch
+from llamasup.core.llama_server.foreign_words import ignored_variables
+from llamasup.core.observability.access_log import check_log_file
+from llamasup.core.planning.facts import Launch, prepare
+from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.core.settings.model import Repair
+from llamasup.core.settings.model import Repair, Settings
 from llamasup.core.settings.repairs import NO_REPAIRS, repairs_of
 from llamasup.core.settings.sections import USAGE_KEEP_DAYS, Batches
 from llamasup.core.settings.units import Size
+from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.states import Policy, PolicyOptions
 from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.process.sweep import sweep
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.features.wrap.planner import WrappedPlanner, Wrapping, prober_for
+from llamasup.service.models import HostedEntry, HostedModels, LogListener, OnlyEntry
 
-# llama-server's defaults (b11434).
-_TIMEOUT_S = 3600.0
-_BODY_BYTES = 100 * MIB
-_UNBOUNDED = 1 << 62  # bytes; a share of it cannot be set
+STANDARD_ERROR: Final = Path("-")
+
+_log = logging.getLogger(__name__)
+
+_NOWHERE = Path("/nonexistent")
+BODY_BYTES = 100 * MIB  # llama-server's default (b11434)
+UNBOUNDED = 1 << 62  # bytes; a share of it cannot be set
 _FORM_BYTES = MIB  # around the file of an upload
 
 
 def largest_body(memory_bytes: int) -> int:
     """The largest body, if the user sets none: llama-server's, where four of them take 1/16 of the memory."""
-    return min(_BODY_BYTES, max(Limits().body_bytes, memory_bytes // 64))
+    return min(BODY_BYTES, max(Limits().body_bytes, memory_bytes // 64))
+
+
+class GivenProgram(Protocol):
+    """A program with a command line of its own."""
+
+    @property
+    def shown(self) -> str:
+        """The program and its version, without its arguments, which may contain a key (X13)."""
+        ...
 
 
 class ServiceSpec(Struct, frozen=True):
-    """The parts in which ``run`` and ``wrap`` differ."""
+    """A service that can be started: its options are checked."""
 
-    name: str
-    aliases: tuple[str, ...]
-    starter: Starter
+    models: Callable[[ServiceOwner, Bus, Path, Address, LogListener | None], HostedModels]
+    """Makes the models, in the event loop that serves them."""
     listen: Callable[[], ListenerSet]
+    """Opens the listening sockets; called once, before any process is started."""
     proxy: ProxyConfig
     listen_ollama: Callable[[], ListenerSet] | None = None
     """Opens the listener for Ollama's API, if there is one."""
-    launch: Launch | None = None
-    """None for a given command line."""
-    passes_exit_code: bool = False
-    """Exit with llama-server's exit code."""
+    launch: Launch | GivenProgram | None = None
+    """What the process of the only model runs; None: there are many models."""
 
 
 class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of all services. Times in seconds."""
+
+    def spec(self, environ: Mapping[str, str]) -> ServiceSpec:
+        """Find every error that can be found before a process is started: UsageInvalid, ConfigInvalid,
+        UnsafeBind, RuntimeMissing, ModelMissing, ModelInvalid or DoesNotFit.
+        """
+        raise NotImplementedError
+
+    @property
+    def policy(self) -> Policy:
+        shared = {name: getattr(self, name) for name in PolicyOptions.__struct_fields__}
+        return Policy(**shared, repairs=repairs_of(self.repair))
 
     insecure_no_auth: bool = False
     hosts: tuple[str, ...] = ()
@@ -112,99 +142,9 @@ class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
             limits=Limits().for_bodies(
                 largest_body(hardware().memory_total_bytes)
                 if self.max_body is None
-                else self.max_body.of(_UNBOUNDED)
+                else self.max_body.of(UNBOUNDED)
             ),
         )
-
-    def shared_policy(self) -> Policy:
-        shared = {name: getattr(self, name) for name in PolicyOptions.__struct_fields__}
-        return Policy(**shared, repairs=repairs_of(self.repair))
-
-
-class WrapOptions(ServiceOptions, frozen=True):
-    """The options of ``llamasup wrap``. ``parse_command`` makes ``wrapping``."""
-
-    wrapping: Wrapping
-    strict: bool = False
-    """Check Host, Origin and paths like ``llamasup run``; llama-server accepts all of them."""
-    waits_for_first_load: bool = False
-    """Let requests wait for the first load too; llama-server would answer 503."""
-
-    @property
-    def policy(self) -> Policy:
-        # With socket activation, the client whose connection started the service waits for it.
-        waits = self.waits_for_first_load or bool(self.sockets)
-        return replace(
-            self.shared_policy(),
-            # Without a request for a token, /health must do.
-            warm_up=self.warm_up and self.wrapping.probe_class is not None,
-            knows_all_keys=False,  # a script may set one
-            limits_to_slots=self.strict,
-            waits_for_first_load=self.wait_timeout_s > 0 and waits,
-        )
-
-
-def wrap_spec(options: WrapOptions) -> ServiceSpec:
-    """The service for an unchanged command line. With ``strict`` it has the security checks of ``run``.
-
-    Raises UnsafeBind, UsageInvalid and ConfigInvalid.
-    """
-    wrapping = options.wrapping
-    line = wrapping.line
-    if not options.strict and (options.hosts or options.origins or options.remote_media):
-        raise UsageInvalid(
-            "Without --strict, wrap accepts every Host, Origin and URL, as llama-server does;"
-            " allowing single ones has no effect.",
-            remedy="Add --strict, or remove --allow-host, --allow-origin and --remote-media.",
-        )
-    if options.strict and not line.has_plain_prefix:
-        raise UsageInvalid(
-            f"--api-prefix {line.api_prefix!r} cannot be used with --strict: llama-server reads it as a"
-            " regular expression, so it also serves closed paths below other prefixes.",
-            remedy="Use a prefix of /, letters, digits, _, ~ and -, such as /llm/v2, or remove --strict.",
-        )
-    if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
-        require_key_if_reachable(
-            line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file"
-        )
-    tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
-    timeout_s, shared = line.timeout_s or _TIMEOUT_S, options.shared_proxy()
-    body_bytes = _BODY_BYTES if options.max_body is None else options.max_body.of(_UNBOUNDED)
-    limits = Limits(
-        body_bytes=body_bytes,
-        head_s=timeout_s,
-        body_idle_s=timeout_s,
-        body_rate_bytes=1,
-        bodies_bytes=8 * body_bytes,
-        bodies_per_client_bytes=8 * body_bytes,
-        send_stall_s=timeout_s,
-        connections_per_client=Limits().connections,  # no limit of its own, like llama-server
-    )
-    return ServiceSpec(
-        name=line.name,
-        aliases=(),
-        starter=Starter(
-            lambda name, number, folder, prefix, share: WrappedPlanner(wrapping, folder),
-            cwd=wrapping.cwd,
-            prober=lambda plan: prober_for(wrapping, plan),
-        ),
-        listen=lambda: (
-            inherited_listeners(options.sockets, tls)
-            if options.sockets
-            else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
-        ),
-        proxy=replace(
-            shared,
-            api_keys=wrapping.api_keys if options.strict else (),
-            rules=HeadRules(
-                transparent=not options.strict,
-                credentials=not wrapping.needs_own_key,
-                prefix=line.api_prefix.encode(),
-            ),
-            limits=shared.limits if options.strict else limits,
-        ),
-        passes_exit_code=True,
-    )
 
 
 def inherited_listeners(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> ListenerSet:
@@ -256,6 +196,58 @@ class ListenOptions(ServiceOptions, frozen=True, kw_only=True):
     """Do not serve the web console."""
     ollama: str | None = None
     """The address of Ollama's API: HOST:PORT, or a path that ends in ``.sock``; None: it is not served."""
+
+
+class RunOptions(ListenOptions, frozen=True):
+    """The options of ``llamasup run``."""
+
+    model: str
+    settings: Settings = field(default_factory=Settings)
+    runtime: str | None = None
+
+    def spec(self, environ: Mapping[str, str]) -> ServiceSpec:
+        proxy = checked_proxy(self, route_by_model=False)
+        launch = prepare(self.model, self.settings, runtime=self.runtime, environ=environ)
+        Planner(launch, _NOWHERE).check()
+        if ignored := ignored_variables(launch.environ, launch.runtime.capabilities):
+            _log.warning("%s", ignored)
+        starter = Starter(lambda name, number, folder, prefix, share: Planner(launch, folder))
+        entry = OnlyEntry(launch.model_id, starter, launch.aliases, launch)
+        return listening_spec(self, load_tls(self), proxy, partial(HostedEntry, entry, self.policy), launch)
+
+
+def checked_proxy(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:
+    """Check the addresses, keys and names, and then clean up after earlier runs.
+
+    Raises UsageInvalid, UnsafeBind and ConfigInvalid.
+    """
+    check_address(options)
+    proxy = proxy_config(options, route_by_model=route_by_model)
+    sweep_and_check(options)
+    return proxy
+
+
+def listening_spec(
+    options: ListenOptions,
+    tls: TlsContext | None,
+    proxy: ProxyConfig,
+    models: Callable[..., HostedModels],
+    launch: Launch | None = None,
+) -> ServiceSpec:
+    """The service at the addresses of ``options``."""
+    listen_ollama = ollama_listener(options, tls)
+    return ServiceSpec(models, lambda: open_listeners(options, tls), proxy, listen_ollama, launch)
+
+
+def sweep_and_check(options: ServiceOptions) -> None:
+    """Before the start: clean up after earlier runs, whose processes may hold the memory that this one needs.
+
+    Raises ConfigInvalid if the access log cannot be written.
+    """
+    if options.access_log is not None and options.access_log != STANDARD_ERROR:
+        check_log_file(options.access_log)
+    for swept in sweep():
+        _log.warning("%s", swept)
 
 
 def check_address(options: ListenOptions) -> None:
@@ -315,7 +307,7 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
     shared, batches = options.shared_proxy(), options.batches
     limits, console = shared.limits, not options.no_ui
     if batches is not None:
-        limits = replace(limits, file_bytes=batches.max_file.of(_UNBOUNDED) + _FORM_BYTES)
+        limits = replace(limits, file_bytes=batches.max_file.of(UNBOUNDED) + _FORM_BYTES)
     return replace(
         shared,
         api_keys=options.api_keys,

@@ -32,7 +32,8 @@ from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.proxy.listeners.bind import bind
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.events import Bus
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from scripts.menu import publish
 from tests.kit.models import write_large_decoder
 

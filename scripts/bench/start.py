@@ -40,7 +40,7 @@ PHASES = {
     "warming": "server: exec to healthy, and noticing it",
     "ready": "warm-up: the first real token",
 }
-IMPORTS = "import llamasup.cli.commands.run, llamasup.cli.foreground, llamasup.service.run"
+IMPORTS = "import llamasup.cli.commands.run, llamasup.cli.foreground, llamasup.service.hosting"
 COMMANDS = {"--version": 80, "--help": 80, "ps": 200}
 """The most milliseconds that each may take."""
 

@@ -133,14 +133,14 @@ def test_slow_request_without_answer_shows_queue_time_and_number_left_out() -> N
 
 
 def many(
-    *specs: ModelSpec, default: str | None = None, loaded: str = "", peers: object = None
+    *specs: ModelSpec, default: str | None = None, loaded: str = "", nodes: bool = False
 ) -> tuple[RecordingView, ConsoleReporter]:
     ready = SimpleNamespace(instance=SimpleNamespace(state=State.READY), plan=None, load_s=1.5)
     hosted = SimpleNamespace(
         registry=SimpleNamespace(specs={spec.id: spec for spec in specs}, default=default),
         budget={"ram": 1 << 30},
         runners_of=lambda model: [ready] if model == loaded else [],
-        peers=peers,
+        has_other_nodes=nodes,
     )
     view = RecordingView()
     service = SimpleNamespace(launch=None, runner=None, hosted_models=hosted)
@@ -179,7 +179,7 @@ def test_ready_removes_live_line_and_lists_loaded_and_default_model() -> None:
 
 
 def test_ready_with_only_the_models_of_other_nodes_says_so() -> None:
-    view, reporter = many(peers="peers")
+    view, reporter = many(nodes=True)
     reporter.on_event(ready())
     assert "  models  those of other nodes" in view.lines[0][2]
 

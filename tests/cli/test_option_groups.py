@@ -19,7 +19,8 @@ from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.units import Size
-from llamasup.service.run import RunOptions, WrapOptions
+from llamasup.features.wrap.options import WrapOptions
+from llamasup.service.options import RunOptions
 from tests.e2e.driver import run_to_end
 from tests.kit.extent import examples
 

@@ -13,7 +13,8 @@ from llamasup.core.proxy.listeners.bind import bind
 from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from tests.kit.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Serving", "serving"]

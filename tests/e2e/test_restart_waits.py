@@ -15,7 +15,8 @@ import httpx
 from llamasup.core.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from tests.e2e.driver import PATIENCE_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

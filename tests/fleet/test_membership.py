@@ -21,7 +21,7 @@ from llamasup.fleet.membership import FleetMembership, as_front
 from llamasup.fleet.messages import SIGNATURE, FleetNode, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, signature
 from llamasup.service.config_check import environment_issues
-from llamasup.service.serve import serve_options
+from llamasup.service.serve import ServeOptions
 from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 
@@ -199,7 +199,7 @@ async def test_front_serves_no_model_itself_and_knows_those_of_the_config_at_onc
     path = config_in(tmp_path)
     write_secret(tmp_path)
     options = as_front(
-        serve_options(lambda: load(path, os.environ), config_file=path, adjust=lambda config: config), {}
+        ServeOptions.of(lambda: load(path, os.environ), config_file=path, adjust=lambda config: config), {}
     )
     assert options.initial_config is not None
     assert options.adjust is not None
@@ -212,14 +212,14 @@ async def test_front_serves_no_model_itself_and_knows_those_of_the_config_at_onc
 
 def test_front_without_the_secret_does_not_start(tmp_path: Path) -> None:
     path = config_in(tmp_path)
-    options = serve_options(lambda: load(path, os.environ), config_file=path)
+    options = ServeOptions.of(lambda: load(path, os.environ), config_file=path)
     with pytest.raises(ConfigInvalid, match="no secret of the fleet"):
         as_front(options, {})
 
 
 def test_front_with_models_of_its_own_is_refused(tmp_path: Path) -> None:
     path = config_in(tmp_path)
-    options = serve_options(lambda: load(path, os.environ), config_file=path)
+    options = ServeOptions.of(lambda: load(path, os.environ), config_file=path)
     with pytest.raises(UsageInvalid, match="only the models of the fleet"):
         as_front(options, {}, has_own_models=True)
 

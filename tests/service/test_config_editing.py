@@ -18,8 +18,8 @@ from llamasup.core.models.diff import Changes
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor
-from llamasup.service.serve import ConfigSource, serve_options
-from llamasup.service.sources import Configured
+from llamasup.service.config_source import ConfigSource, Configured
+from llamasup.service.serve import ServeOptions
 from tests.kit.fake_server import install
 
 
@@ -39,16 +39,9 @@ class Editing:
         def read() -> Config:
             return load(file, os.environ)
 
-        options = serve_options(read, config_file=file)
-        self.editor = ConfigEditor(
-            file,
-            ConfigSource(options, os.environ),
-            os.environ,
-            adjust=lambda config: config,
-            more_models=False,
-            preview=self._preview,
-            reload=self._reload,
-        )
+        options = ServeOptions.of(read, config_file=file, adjust=lambda config: config)
+        source = ConfigSource(options, os.environ)
+        self.editor = ConfigEditor(source, preview=self._preview, reload=self._reload)
 
     def _preview(self, configured: Configured) -> Changes:
         self.previewed.append(configured.config)

@@ -16,7 +16,8 @@ from llamasup.core.llama_server.inspect import Runtime, find_runtime
 from llamasup.errors import ConfigInvalid, RuntimeMissing
 from llamasup.fleet.membership import as_front
 from llamasup.service import config_source, model_check
-from llamasup.service.serve import ConfigSource, serve_options
+from llamasup.service.config_source import ConfigSource
+from llamasup.service.serve import ServeOptions
 from tests.kit.fake_server import install
 
 
@@ -27,7 +28,7 @@ def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) 
     writing = threading.Thread(target=pipe.write_text, args=(text,))
     writing.start()
 
-    options = serve_options(lambda: load(pipe, os.environ), config_file=pipe)
+    options = ServeOptions.of(lambda: load(pipe, os.environ), config_file=pipe)
     writing.join()
     source = ConfigSource(options, os.environ)
     assert source.first().config.max_loaded == 3
@@ -39,16 +40,18 @@ def test_watched_link_is_resolved_unless_another_runtime_comes_first(tmp_path: P
     target, link, config = install(tmp_path / "old"), tmp_path / "link", tmp_path / "c.yaml"
     link.symlink_to(target)
     config.write_text(f"runtime: {{path: {link}, watch: true}}\nmodels_dir: {tmp_path}\n")
-    watched = ConfigSource(serve_options(lambda: load(config, {})), os.environ)
+    watched = ConfigSource(ServeOptions.of(lambda: load(config, {})), os.environ)
     assert (watched.watched_runtime, watched.first().options.runtime) == (str(link), str(target))
     for given in (
-        ConfigSource(serve_options(lambda: load(config, {}), runtime=str(link)), os.environ),
-        ConfigSource(serve_options(lambda: load(config, {})), {**os.environ, "LLAMASUP_RUNTIME": str(link)}),
+        ConfigSource(ServeOptions.of(lambda: load(config, {}), runtime=str(link)), os.environ),
+        ConfigSource(
+            ServeOptions.of(lambda: load(config, {})), {**os.environ, "LLAMASUP_RUNTIME": str(link)}
+        ),
     ):
         assert (given.watched_runtime, given.first().options.runtime) == (None, str(link))
     link.unlink()
     with pytest.raises(RuntimeMissing, match=str(link)):
-        ConfigSource(serve_options(lambda: load(config, {})), os.environ)
+        ConfigSource(ServeOptions.of(lambda: load(config, {})), os.environ)
 
 
 def test_config_with_only_other_nodes_needs_no_runtime(
@@ -59,7 +62,7 @@ def test_config_with_only_other_nodes_needs_no_runtime(
     config.write_text(peers)
     runtimes = Runtimes()
     monkeypatch.setattr(config_source, "find_runtime", runtimes.find)
-    source = ConfigSource(serve_options(lambda: load(config, {})), {})
+    source = ConfigSource(ServeOptions.of(lambda: load(config, {})), {})
     first = source.first()
     assert first.options.runtime is None
     assert list(source.rejected(first)) == []
@@ -80,7 +83,7 @@ def test_named_runtime_must_be_there(
     config.write_text("peers: {attic: {url: 'http://127.0.0.1:1'}}\n")
     monkeypatch.setattr(config_source, "find_runtime", Runtimes().find)
     with pytest.raises(RuntimeMissing):
-        ConfigSource(serve_options(lambda: load(config, {}), **given), environ)
+        ConfigSource(ServeOptions.of(lambda: load(config, {}), **given), environ)
 
 
 def test_front_of_a_fleet_needs_no_runtime_that_is_named_for_the_nodes(
@@ -93,7 +96,7 @@ def test_front_of_a_fleet_needs_no_runtime_that_is_named_for_the_nodes(
     )
     environ = {"LLAMASUP_RUNTIME": "/srv/llama", "LLAMASUP_FLEET_SECRET": secret}
     monkeypatch.setattr(config_source, "find_runtime", Runtimes().find)
-    front = as_front(serve_options(lambda: load(config, {})), environ)
+    front = as_front(ServeOptions.of(lambda: load(config, {})), environ)
     assert ConfigSource(front, environ).first().options.runtime is None
 
 
@@ -136,7 +139,7 @@ def test_start_uses_the_common_exit_code_and_reload_that_of_config(
     config = tmp_path / "c.yaml"
     said = "".join(f"  m{number}: {{{each}}}\n" for number, each in enumerate(models))
     config.write_text(f"runtime: {install(tmp_path / 'llama-server')}\nmodels:\n{said}")
-    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    source = ConfigSource(ServeOptions.of(lambda: load(config, os.environ), config_file=config), os.environ)
 
     with pytest.raises(ConfigInvalid) as at_start:
         source.check_all(source.first())
@@ -164,7 +167,7 @@ def test_reload_rejects_second_pinned_model_of_a_group_like_a_start(
         config.write_text(text)
 
     write("a, b", "a")
-    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    source = ConfigSource(ServeOptions.of(lambda: load(config, os.environ), config_file=config), os.environ)
     first = source.read().inventory.registry.specs
     write("a, b", "ab")
     with pytest.raises(ConfigInvalid):
@@ -183,7 +186,7 @@ def test_reload_rejects_less_memory_but_not_a_missing_file(tmp_path: Path, tiny_
     model.write_bytes(tiny_model.read_bytes())
     text = f"runtime: {install(tmp_path / 'llama-server')}\nmodels: {{m: {{path: m.gguf, ctx_size: 512}}}}\n"
     config.write_text(f"{text}memory: {{ram: 1GiB}}\n")
-    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    source = ConfigSource(ServeOptions.of(lambda: load(config, os.environ), config_file=config), os.environ)
     before = source.read().inventory.registry.specs
     config.write_text(f"{text}memory: {{ram: 1MiB}}\n")
     source.check(source.read(), before)

@@ -19,7 +19,7 @@ from llamasup.cli.options.model import WithExtra
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
     from llamasup.core.supervision.events import Bus
-    from llamasup.service.run import Service
+    from llamasup.service.hosting import Service
 
 commands = command_set()
 
@@ -50,7 +50,8 @@ def run(
 
     def prepare() -> Callable[[Bus], Service]:
         from llamasup.core.auth.key_source import environment_keys
-        from llamasup.service.run import RunOptions, Service
+        from llamasup.service.hosting import Service
+        from llamasup.service.options import RunOptions
 
         if batches:
             from llamasup.core.settings.sections import Batches

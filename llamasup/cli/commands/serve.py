@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llamasup.cli.foreground import OutputOptions
     from llamasup.core.config import Config
     from llamasup.core.supervision.events import Bus
-    from llamasup.service.serve import ServeService
+    from llamasup.service.hosting import Service
 
 commands = command_set()
 
@@ -76,12 +76,13 @@ def serve_models(
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
-    def prepare() -> Callable[[Bus], ServeService]:
+    def prepare() -> Callable[[Bus], Service]:
         from llamasup.core.auth.key_source import environment_keys
         from llamasup.core.config import Config, load
         from llamasup.core.config.sources import VARIABLE, find_config
         from llamasup.core.system.storage.paths import expanded, require_folders
-        from llamasup.service.serve import ServeService, serve_options
+        from llamasup.service.hosting import Service
+        from llamasup.service.serve import ServeOptions
 
         folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
         require_folders(folders, of="--models-dir")
@@ -95,7 +96,7 @@ def serve_models(
         def read() -> Config:
             return adjust(Config() if path is None else load(path, os.environ, more_models=bool(folders)))
 
-        options = serve_options(
+        options = ServeOptions.of(
             read,
             config_file=path,
             adjust=adjust,
@@ -108,7 +109,7 @@ def serve_models(
             from llamasup.fleet.membership import as_front
 
             options = as_front(options, os.environ, has_own_models=bool(folders))
-        return partial(ServeService, options)
+        return partial(Service, options)
 
     return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
 

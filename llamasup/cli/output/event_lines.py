@@ -37,13 +37,10 @@ from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.plan_protocol import ChildPlan, WorkerPlan
 from llamasup.core.supervision.states import State
 from llamasup.core.system.text import memory_text, printable
-from llamasup.features.wrap.command_line import redacted_program
-from llamasup.features.wrap.planner import Wrapping
-from llamasup.service.run import Service
 
 if TYPE_CHECKING:
+    from llamasup.service.hosting import Service
     from llamasup.service.rpc_worker import RpcWorker
-    from llamasup.service.serve import ServeService
 
 _ACTIVITIES = {
     State.STARTING: "starting {program} for {model}",
@@ -112,7 +109,7 @@ class RequestLine(Struct, frozen=True):
 class ConsoleReporter:
     """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
-    def __init__(self, view: View, service: Service | ServeService | RpcWorker, began_s: float) -> None:
+    def __init__(self, view: View, service: Service | RpcWorker, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
@@ -335,7 +332,7 @@ class ConsoleReporter:
         ]
         if served:
             models = f"{len(served)}: {shortened(served)}"
-        elif hosted.peers is not None:
+        elif hosted.has_other_nodes:
             models = "those of other nodes"
         else:
             models = "none yet: put .gguf files into the folder"
@@ -359,15 +356,14 @@ class ConsoleReporter:
         facts: list[tuple[str, str]] = []
         if launch is None:
             return []
-        if isinstance(launch, Wrapping):
-            # Without its arguments, which may contain a key (X13).
-            facts = [("server", f"{redacted_program(launch.line.program)} ({launch.capabilities.version})")]
-        elif isinstance(launch, FoundWorker):
+        if isinstance(launch, FoundWorker):
             facts = [("server", launch.path)]
             if isinstance(plan, WorkerPlan):
                 limit = plan.limit_bytes
                 offers = "all memory of its devices" if limit is None else memory_text(limit)
                 facts.append(("offers", offers))
+        elif not isinstance(launch, Launch):
+            facts = [("server", launch.shown)]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:

@@ -16,7 +16,7 @@ from llamasup.cli.options.parsers import one_of
 
 if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus
-    from llamasup.service.run import Service
+    from llamasup.service.hosting import Service
 
 commands = command_set()
 
@@ -66,7 +66,8 @@ def wrap(
         wrapping = parse_command(command, os.environ)
         if wrapping.line.prints_and_exits:
             _exec(command)
-        from llamasup.service.run import Service, WrapOptions
+        from llamasup.features.wrap.options import WrapOptions
+        from llamasup.service.hosting import Service
 
         options = WrapOptions(
             wrapping,

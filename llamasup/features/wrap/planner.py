@@ -87,6 +87,11 @@ class Wrapping(Struct, frozen=True):
         return child_address_kind(self.capabilities, platform=sys.platform) == "unix"
 
     @property
+    def shown(self) -> str:
+        """The program and its version, without its arguments, which may contain a key (X13)."""
+        return f"{redacted_program(self.line.program)} ({self.capabilities.version})"
+
+    @property
     def needs_own_key(self) -> bool:
         """Whether the child needs a private key, because every user of this machine could reach it."""
         return not self.uses_socket and not self.has_keys

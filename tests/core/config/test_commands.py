@@ -23,7 +23,9 @@ from llamasup.core.supervision.events import Bus
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import RuntimeMissing
 from llamasup.service.config_check import environment_issues
-from llamasup.service.serve import ConfigSource, ServeService, serve_options
+from llamasup.service.config_source import ConfigSource
+from llamasup.service.hosting import Service
+from llamasup.service.serve import ServeOptions
 from tests.core.config.reading import config_of
 from tests.kit.fake_server import install
 from tests.kit.models import tiny_decoder
@@ -200,7 +202,7 @@ def test_check_and_serve_report_the_same_errors(models: Path, capfd: pytest.Capt
     assert "has no --nonsense" in said
 
     with pytest.raises(ConfigIssues) as refused:
-        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
+        Service(ServeOptions.of(lambda: load(path, os.environ), config_file=path, port=0), Bus())
     assert [(each.line, each.key) for each in refused.value.issues] == [
         (5, "models.b.kv_type"),
         (6, "models.c2.5.path"),
@@ -237,9 +239,9 @@ def test_invalid_flags_are_reported_in_all_sections(
     for place in ("4: defaults.extra", "7: models.x*.extra", "10: models.far.extra"):
         assert f"{path}:{place}: " in said
 
-    options = serve_options(lambda: load(path, os.environ), config_file=path, port=0)
+    options = ServeOptions.of(lambda: load(path, os.environ), config_file=path, port=0)
     with pytest.raises(ConfigIssues) as at_start:
-        ServeService(options, Bus())
+        Service(options, Bus())
     source = ConfigSource(options, os.environ)
     with pytest.raises(ConfigIssues) as at_reload:
         source.check(source.read(), {})
@@ -269,7 +271,7 @@ def test_broken_model_from_a_variable_is_reported_by_the_variable(
 def test_missing_device_is_refused_at_the_start(models: Path) -> None:
     path = written(models, "models: {a: {path: m/x.gguf, devices: CUDA9}}\n")
     with pytest.raises(ConfigIssues) as refused:
-        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
+        Service(ServeOptions.of(lambda: load(path, os.environ), config_file=path, port=0), Bus())
     assert [each.key for each in refused.value.issues] == ["models.a.devices"]
     assert "'CUDA9' does not exist" in refused.value.details[0]
 

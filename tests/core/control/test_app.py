@@ -16,7 +16,8 @@ from llamasup.core.llama_server import client as probe
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.events import Bus, PublishedEvent, Ready, StateChanged, Stopped
 from llamasup.core.supervision.states import State
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from tests.kit.fake_server import install
 
 

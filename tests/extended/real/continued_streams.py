@@ -19,7 +19,8 @@ from llamasup.core.proxy.listeners.bind import bind
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.states import State
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from tests.extended.real.cycles import AT_ONCE
 from tests.kit.patience import PATIENCE_S
 

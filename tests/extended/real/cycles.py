@@ -20,7 +20,8 @@ from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.states import State
-from llamasup.service.run import RunOptions, Service
+from llamasup.service.hosting import Service
+from llamasup.service.options import RunOptions
 from tests.kit.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 

@@ -13,8 +13,8 @@ from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.errors import BrokenRuntime, RuntimeMissing, UnsafeBind, UsageInvalid
+from llamasup.features.wrap.options import WrapOptions
 from llamasup.features.wrap.planner import WrappedPlanner, parse_command
-from llamasup.service.options import WrapOptions, wrap_spec
 from tests.kit.paths import FIXTURES
 
 HELP = FIXTURES / "help" / "b11434.txt"
@@ -130,9 +130,9 @@ def test_errors_for_no_command_no_program_and_no_llama_server_differ(tmp_path: P
 def test_strict_rejects_a_prefix_that_matches_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
     wrapping = parse_command([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
     with pytest.raises(UsageInvalid, match="regular expression") as refused:
-        wrap_spec(WrapOptions(wrapping, strict=True))
+        WrapOptions(wrapping, strict=True).spec(os.environ)
     assert refused.value.exit_code == 2
-    wrap_spec(WrapOptions(wrapping))
+    WrapOptions(wrapping).spec(os.environ)
 
 
 def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tm
     wrapping = parse_command(words, os.environ)
     assert wrapping.probe_class is ModelClass.DECODER
     with pytest.raises(UnsafeBind) as refused:
-        wrap_spec(WrapOptions(wrapping, strict=True))
+        WrapOptions(wrapping, strict=True).spec(os.environ)
     # $LLAMASUP_API_KEY does not apply to a wrapped server.
     assert refused.value.remedy.startswith("Give llama-server a key with --api-key-file, or")
     keys.write_text("k\n")
-    wrap_spec(WrapOptions(parse_command(words, os.environ), strict=True))
+    WrapOptions(parse_command(words, os.environ), strict=True).spec(os.environ)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")

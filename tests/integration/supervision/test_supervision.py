@@ -23,8 +23,9 @@ from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, 
 from llamasup.core.supervision.generation import Generation
 from llamasup.core.supervision.states import State, WarmupSucceeded
 from llamasup.core.system.process.spawn import spawn
+from llamasup.features.wrap.options import WrapOptions
 from llamasup.features.wrap.planner import parse_command
-from llamasup.service.run import Service, WrapOptions
+from llamasup.service.hosting import Service
 from tests.e2e.service import serving
 from tests.kit.fake_server import install
 

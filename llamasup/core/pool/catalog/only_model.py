@@ -1,15 +1,16 @@
-"""The only model of ``run`` and ``wrap``: the proxy's backend, which serves it under every name."""
+"""The catalogue of ``run`` and ``wrap``: one model, which has every name."""
 
 from __future__ import annotations
 
 import difflib
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from llamasup.core.models.access import ResolvedModel
+from llamasup.core.models.registry import Registry
 from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.model_listing import ModelListing
-from llamasup.core.pool.catalog.model_view import listed_model, node_listing
+from llamasup.core.pool.catalog.model_view import node_listing
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.replicas.replica_set import ModelRoute
@@ -17,38 +18,30 @@ from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.errors import ModelUnknown
 
 
-class OnlyModel:
-    """Adds the model of ``spec`` to ``pool``."""
+class OnlyModel(Catalog):
+    """Serves the model of ``spec`` under any name in a request, like llama-server."""
 
     def __init__(self, spec: ModelSpec, pool: Pool) -> None:
-        self.pool = pool
-        self.node = secrets.token_hex(8)
-        """The id of this node for other nodes."""
-        self.managed = pool.add(spec)
-        self._route = ModelRoute(ResolvedModel(spec.names), self.managed.served)
+        super().__init__(Registry({spec.id: spec}, dict.fromkeys(spec.names, spec.id), spec.id), pool)
+        self.managed = pool.managed_models[spec.id]
+        self._route = self._routes[spec.id]
 
-    # --- Backend ----------------------------------------------------------------------------------------
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
-        return self._route  # it serves any name in a request, like llama-server
+        return self._route
 
     def readiness(self) -> Unavailable | None:
         state = self.managed.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def listing(self) -> None:
+    def listing(self) -> None:  # type: ignore[override]
         """Returns None, because llama-server answers /v1/models."""
 
     def described(self) -> ModelListing:
-        """The model as ``serve`` lists its models, for other APIs."""
-        id_ = self.managed.spec.id
-        return ModelListing((id_,), lambda _: listed_model(self.managed, self._route.model), id_)
+        """The list for other APIs."""
+        return super().listing()
 
     def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
         return node_listing(self.node, ((self.managed, self._route.model),), None, seen)
-
-    # --- for the control API ----------------------------------------------------------------------------
-    def managed_models(self) -> Iterator[ManagedModel]:
-        yield self.managed
 
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
         """The model, if ``model`` is one of its names. Raises ModelUnknown."""

@@ -1,13 +1,13 @@
-"""The workload of ``serve``: many models behind one address, which follow the config and the folders."""
+"""The models of ``serve``, which follow the config and the folders."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from msgspec.structs import replace
 
@@ -19,20 +19,18 @@ from llamasup.core.config.inventory import (
     read_inventory,
     search_paths,
 )
-from llamasup.core.control.interface import ServiceOwner, Upgrades
+from llamasup.core.control.interface import ConfigAccess, OtherModels, ServiceOwner, Upgrades
 from llamasup.core.control.pool_target import ConfiguredTarget
 from llamasup.core.http.address import Address
 from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.diff import Changes
-from llamasup.core.models.registry import Registry, build
+from llamasup.core.models.registry import build
 from llamasup.core.models.rules import ModelRule, Problem
-from llamasup.core.models.spec import KeepResult, ModelSpec
+from llamasup.core.models.spec import ModelSpec
 from llamasup.core.models.watch import ModelWatch
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.model import ManagedModel
-from llamasup.core.pool.pool import Pool
-from llamasup.core.pool.processes import Runners
 from llamasup.core.proxy.backend import Backend, ModelList
 from llamasup.core.supervision.events import (
     Bus,
@@ -41,14 +39,13 @@ from llamasup.core.supervision.events import (
     ModelUnloading,
     PublishedEvent,
 )
-from llamasup.core.supervision.runner import InstanceRunner
-from llamasup.core.system.process.log_tail import LogFiles
 from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached
 from llamasup.features.downloads.manager import Downloads
 from llamasup.features.peers.membership import Membership
+from llamasup.service.config_source import ConfigSource, Configured
 from llamasup.service.model_files import ModelFiles
-from llamasup.service.sources import CatalogueSource, Configured, Source
+from llamasup.service.models import HostedModels, LogListener
 
 if TYPE_CHECKING:
     from llamasup.features.peers.peers import Peers
@@ -65,40 +62,42 @@ _KEYS_READ_AT_RELOAD = (
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
 
-class HostedModels:
-    """A ``Workload``. ``fail_on_preload_error``: end with the error if a model cannot be preloaded.
-    ``log_passed_on`` gets the output of all llama-servers, in their threads. ``membership``: the other nodes,
-    in place of those of the config.
-    """
+class CatalogueSource(OtherModels, Protocol):
+    """Names in front of those of another backend, which lead to its models."""
+
+    @property
+    def backend(self) -> Backend:
+        """The names, and the backend behind them."""
+        ...
+
+    def apply(self, config: Config) -> None:
+        """Use this config from now on: it was read again."""
+        ...
+
+
+class ConfiguredModels(HostedModels):
+    """The models of ``source``, which are loaded by requests and commands."""
 
     def __init__(
         self,
         configured: Configured,
-        source: Source,
+        source: ConfigSource,
         owner: ServiceOwner,
         bus: Bus,
         folder: Path,
         address: Address,
-        *,
-        fail_on_preload_error: bool = False,
-        log_passed_on: Callable[[list[bytes]], None] | None = None,
-        membership: Membership | None = None,
+        on_log: LogListener | None = None,
     ) -> None:
+        self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
+        super().__init__(configured.options, bus, folder, on_log, fetch=self._fetch)
         self._configured = configured
         self._search = configured.inventory.search  # the last one that was applied
         self._started_with = configured.config
-        self._fail_on_preload_error = fail_on_preload_error
+        self._started_downloads = configured.downloads
         self._error: LlamasupError | None = None
         self._source = source
         self._stamp = source.stamp()
-        self._bus = bus
-        self._started_downloads = configured.downloads
-        self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
-        self._logs = LogFiles()
-        runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
-        self._pool = Pool(configured.options, runners, bus, self._fetch)
-        self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self.backend: Backend = self.catalog
+        self.backend = self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
         self._reload_lock = asyncio.Lock()
         files = ModelFiles(
             self.catalog,
@@ -109,12 +108,14 @@ class HostedModels:
             self._reload_lock,
             self._refresh_folders,
         )
-        self.control_target = ConfiguredTarget(
+        self.control_target: ConfiguredTarget = ConfiguredTarget(
             owner, self.catalog, address, self._logs.path_of, self.reload, files
         )
         self.control_target.make_upgrades = self._make_upgrades
+        if source.options.config_file is not None and source.options.adjust is not None:
+            self.control_target.make_config = self._make_config
         self._configured_peers: StaticMembership | None = None
-        self.peers = self._with_peers(membership)
+        self.peers = self._with_peers(source.options.membership)
         self._sources: list[CatalogueSource] = []
         for make in attached("catalogue"):
             names: CatalogueSource = make(self.backend, configured.config)
@@ -130,16 +131,19 @@ class HostedModels:
         self._follow_config()
         self._log_problems(configured.inventory)
 
-    def _with_peers(self, membership: Membership | None) -> Peers | None:
+    def _with_peers(self, make: Callable[[], Membership] | None) -> Peers | None:
         """None without other nodes: then nothing of them is imported, or on the path of a request."""
-        if membership is None and not self._configured.peers:
+        if make is None and not self._configured.peers:
             return None
         from llamasup.features.peers.backend import NodesBackend
         from llamasup.features.peers.control import PeerModels
         from llamasup.features.peers.peers import Peers
         from llamasup.features.peers.static import StaticMembership
 
-        if membership is None:
+        membership: Membership
+        if make is not None:
+            membership = make()
+        else:
             membership = self._configured_peers = StaticMembership(self._configured.peers)
         policy, own = self._configured.options.policy, self._configured.config.defaults
         peers = Peers(
@@ -162,6 +166,12 @@ class HostedModels:
         make = only_attached("upgrades")
         return None if make is None else cast(Upgrades, make(self._pool, models, self._running, use_runtime))
 
+    def _make_config(self) -> ConfigAccess:
+        """Let the control API change the config, if a file alone makes it."""
+        from llamasup.service.config_editing import ConfigEditor  # here, to keep the start short
+
+        return ConfigEditor(self._source, preview=self.preview, reload=self.control_target.reload)
+
     def _running(self) -> asyncio.TaskGroup:
         assert self._tasks is not None  # the control API serves only while this runs
         return self._tasks
@@ -171,32 +181,19 @@ class HostedModels:
             self.peers.refresh()
 
     @property
-    def registry(self) -> Registry:
-        return self.catalog.registry
+    def has_other_nodes(self) -> bool:
+        return self.peers is not None
 
     @property
     def in_flight(self) -> int:
         """The requests that the llama-servers of this node, or other nodes, work on."""
-        here = sum(model.served.in_flight for model in self.catalog.managed_models())
-        return here if self.peers is None else here + self.peers.in_flight
-
-    @property
-    def budget(self) -> Mapping[str, int]:
-        """Bytes per device (and ``ram``) for all models together."""
-        return self._pool.options.budget
-
-    def runners_of(self, model: str) -> Sequence[InstanceRunner]:
-        """The model's processes; none for one that was never loaded, or is unknown."""
-        managed = self._pool.managed_models.get(model)
-        return () if managed is None else tuple(managed.runners)
-
-    # --- Workload ---------------------------------------------------------------------------------------
+        return super().in_flight + (0 if self.peers is None else self.peers.in_flight)
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self._pool.run(), name="pool")
+                tasks.create_task(super().run(), name="pool")
                 if self.peers is not None:
                     tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
@@ -204,11 +201,7 @@ class HostedModels:
                 if (path := self._source.watched_runtime) is not None:
                     tasks.create_task(self._follow_runtime(path), name="runtime")
         finally:
-            self._logs.close()
             await self._downloads.aclose()
-
-    def start(self) -> None:
-        """Nothing: preloading waits until requests are accepted."""
 
     async def begun(self) -> None:
         await self._pool.running.wait()
@@ -229,13 +222,10 @@ class HostedModels:
             self._bus.unsubscribe(on_event)
         self._warn_preload_evicted(evicted, failed)
         for error in failed.values():
-            if self._fail_on_preload_error:
+            if self._source.options.fail_on_preload_error:
                 self._error = self._error or error
                 self.ask_stop(now=False)
         return None if self._pool.stopping else tuple(self.registry.specs)
-
-    def still_ready(self) -> bool:
-        return True
 
     async def ended(self) -> LlamasupError | None:
         await self._stop_asked.wait()
@@ -249,12 +239,8 @@ class HostedModels:
         assert listing is not None  # of many models, llamasup makes the list
         return listing
 
-    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
-        managed = self._pool.managed_models.get(model)
-        return "fixed" if managed is None else self._pool.keep(managed, ttl_s, own=own)
-
     def ask_stop(self, *, now: bool) -> None:
-        self._pool.ask_stop(now=now)
+        super().ask_stop(now=now)
         if self.peers is not None:
             self.peers.ask_stop(now=now)
         self._stop_asked.set()

@@ -19,8 +19,10 @@ from llamasup.core.supervision.events import Bus, ConfigRejected, ModelsChanged,
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.errors import ConfigInvalid, ModelInvalid
 from llamasup.service import config_source
-from llamasup.service.many_models import HostedModels
-from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
+from llamasup.service.config_source import ConfigSource
+from llamasup.service.configured_models import ConfiguredModels
+from llamasup.service.hosting import Service
+from llamasup.service.serve import ServeOptions
 from tests.core.pool.pools import PATIENCE_S, file_of
 from tests.kit.async_tests import async_test
 from tests.kit.fake_server import install
@@ -28,7 +30,7 @@ from tests.kit.fake_server import install
 
 @dataclass(slots=True)
 class ServiceHost:
-    hosted: HostedModels
+    hosted: ConfiguredModels
     notices: list[PublishedEvent]
 
     def pid(self, model: str) -> int | None:
@@ -57,7 +59,7 @@ async def hosting(path: Path, *observers: Observer) -> AsyncIterator[ServiceHost
         return load(path, os.environ)
 
     options = ServeOptions(config=read, config_file=path, port=0, runtime=read().runtime.path)
-    service = ServeService(options, bus)
+    service = Service(options, bus)
     service.observe(*observers)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())
@@ -65,6 +67,7 @@ async def hosting(path: Path, *observers: Observer) -> AsyncIterator[ServiceHost
             while service.hosted_models is None:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
             await service.hosted_models.begun()
+        assert isinstance(service.hosted_models, ConfiguredModels)
         try:
             yield ServiceHost(service.hosted_models, notices)
         finally:
