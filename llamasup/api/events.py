@@ -9,10 +9,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from llamasup.api.interruptible import poll_interval_s
 from llamasup.core.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 
 MAX_WAITING = 1000  # a load has about six events
@@ -148,3 +148,29 @@ class Feed:
     def _present(self) -> list[AsyncEvents | Events]:
         with self._lock:
             return list(self._readers)
+
+
+T = TypeVar("T")
+
+_POLL_INTERVAL_S = 0.2
+
+
+def poll_interval_s() -> float | None:
+    """The longest wait of this thread; None: no limit."""
+    return _POLL_INTERVAL_S if threading.current_thread() is threading.main_thread() else None
+
+
+def await_event(event: threading.Event) -> None:
+    limit_s = poll_interval_s()
+    while not event.wait(limit_s):
+        pass
+
+
+def result_of(future: Future[T]) -> T:
+    limit_s = poll_interval_s()
+    while True:
+        try:
+            return future.result(limit_s)
+        except TimeoutError:
+            if future.done():  # the result itself is a TimeoutError, or has just arrived
+                return future.result()

@@ -15,8 +15,7 @@ from weakref import WeakSet
 
 from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer, ended
-from llamasup.api.events import Events
-from llamasup.api.interruptible import await_event, result_of
+from llamasup.api.events import Events, await_event, result_of
 from llamasup.core.http.httpx_client import httpx
 from llamasup.core.system.process.platform import loop_factory
 from llamasup.errors import NotRunning, UsageInvalid

@@ -2,8 +2,8 @@
 
 A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. Only its
 ``command.py`` is a part of the command line, and may import ``cli/`` and ``service/``. The command line and
-the services read this list, and import what it names when it is needed. Only downloads,
-peers and wrap are imported by services, too (docs/design.md, Core and features).
+the services read this list, and import what it names when it is needed. Only peers is imported by services,
+too (docs/design.md, Core and features).
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Feature(NamedTuple):
     """``(list_models, keep) → Dialect``: the API of the listener of ``--ollama``."""
     batches: str = ""
     """``(settings, Keys) → (BatchWorker, routes)``: requests that llamasup sends itself."""
+    downloads: str = ""
+    """``(DownloadSettings, run folder, environ) → Downloads``: downloads the models of ``serve``."""
+    fetch_missing: str = ""
+    """``(model, View)``: downloads the model of ``run``, if it is not here."""
     catalogue: str = ""
     """``(Backend, Config) → CatalogueSource``: names in front of those of the models of ``serve``."""
     upgrades: str = ""
@@ -98,6 +102,8 @@ FEATURES: Final = (
     Feature(
         "downloads",
         commands={"pull": "Download models from Hugging Face or from an https URL."},
+        downloads="llamasup.features.downloads.manager:Downloads",
+        fetch_missing="llamasup.features.downloads.command:ensure_downloaded",
     ),
     Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
     Feature("peers", config_problems="llamasup.features.peers.static:config_problems"),

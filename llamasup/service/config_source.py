@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from llamasup.core.config.inventory import ModelInventory, read_inventory
 from llamasup.core.http.address import listen_text
+from llamasup.core.hub.store import DownloadSettings
 from llamasup.core.llama_server.device_memory import devices_now
 from llamasup.core.llama_server.inspect import Runtime, find_runtime
 from llamasup.core.models.search import Search
@@ -28,7 +29,6 @@ from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
-from llamasup.features.downloads.manager import DownloadSettings
 from llamasup.features.peers.membership import Membership, Peer
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions

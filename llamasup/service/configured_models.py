@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -41,10 +42,9 @@ from llamasup.core.supervision.events import (
 )
 from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached
-from llamasup.features.downloads.manager import Downloads
 from llamasup.features.peers.membership import Membership
 from llamasup.service.config_source import ConfigSource, Configured
-from llamasup.service.model_files import ModelFiles
+from llamasup.service.model_files import Downloads, ModelFiles
 from llamasup.service.models import HostedModels, LogListener
 
 if TYPE_CHECKING:
@@ -88,8 +88,12 @@ class ConfiguredModels(HostedModels):
         address: Address,
         on_log: LogListener | None = None,
     ) -> None:
-        self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
-        super().__init__(configured.options, bus, folder, on_log, fetch=self._fetch)
+        make_downloads = only_attached("downloads")
+        self._downloads: Downloads | None = None
+        if make_downloads is not None:
+            self._downloads = make_downloads(configured.downloads, folder, configured.options.environ)
+        fetch = None if self._downloads is None else partial(_fetch, self._downloads)
+        super().__init__(configured.options, bus, folder, on_log, fetch=fetch)
         self._configured = configured
         self._search = configured.inventory.search  # the last one that was applied
         self._started_with = configured.config
@@ -201,7 +205,8 @@ class ConfiguredModels(HostedModels):
                 if (path := self._source.watched_runtime) is not None:
                     tasks.create_task(self._follow_runtime(path), name="runtime")
         finally:
-            await self._downloads.aclose()
+            if self._downloads is not None:
+                await self._downloads.aclose()
 
     async def begun(self) -> None:
         await self._pool.running.wait()
@@ -438,9 +443,6 @@ class ConfiguredModels(HostedModels):
 
     # --- downloads --------------------------------------------------------------------------------------
 
-    async def _fetch(self, reference: str, listener: Listener) -> Path:
-        return (await self._downloads.fetch(reference, listener)).path
-
     def _on_demand_spec(self, name: str) -> ModelSpec | None:
         """The spec of a model that only a request names, if the config allows downloads on demand."""
         config = self._configured.config
@@ -478,6 +480,10 @@ class ConfiguredModels(HostedModels):
             if note not in self._notes:
                 _log.warning("%s", note)
         self._notes = frozenset(inventory.notes)
+
+
+async def _fetch(downloads: Downloads, reference: str, listener: Listener) -> Path:
+    return (await downloads.fetch(reference, listener)).path
 
 
 def _changed_keys(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:

@@ -46,12 +46,12 @@ from llamasup.core.system.native import native
 from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.core.system.process.ready_file import ReadyFile, remove_stale
 from llamasup.core.system.process.sweep import record_ready_file
-from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached
 from llamasup.service.answer_stages import ANSWER_STAGES
 from llamasup.service.models import HostedEntry, HostedModels
 from llamasup.service.observers import LastHourObserver, LoadMetrics, SlowRequests
-from llamasup.service.options import STANDARD_ERROR, ServiceOptions
+from llamasup.service.options import STANDARD_ERROR, ServiceOptions, missing_feature
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -331,26 +331,19 @@ def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchWorker, Sequence[
     """The batches, and the routes of their API."""
     batches = only_attached("batches")
     if batches is None:
-        raise _not_here("batches")
+        raise missing_feature("batches")
     return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
 
 
 def _ollama_dialect(models: HostedModels) -> Dialect:
     dialect = only_attached("dialect")
     if dialect is None:
-        raise _not_here("--ollama")
+        raise missing_feature("--ollama")
     return cast(Dialect, dialect(models.described, models.keep))
 
 
 async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:
-    raise _not_here("usage")
-
-
-def _not_here(option: str) -> UsageInvalid:
-    return UsageInvalid(
-        f"This llamasup was built without the feature of {option}.",
-        remedy="Install the complete package llamasup.",
-    )
+    raise missing_feature("usage")
 
 
 async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:

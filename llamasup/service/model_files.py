@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ from llamasup.core.control.interface import Fetch
 from llamasup.core.hub.hub_settings import hub_endpoint
 from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.hub.remote_file import Listener
-from llamasup.core.hub.store import FetchedModel
+from llamasup.core.hub.store import DownloadSettings, FetchedModel
 from llamasup.core.llama_server.slots.store import sweep_slots
 from llamasup.core.models.file_use import ServedFiles, models_gone_with
 from llamasup.core.models.removal import Removal, entries_of, refuse_loaded, remove, to_remove
@@ -37,11 +37,23 @@ from llamasup.errors import (
     NotAllowed,
     UsageInvalid,
 )
-from llamasup.features.downloads.manager import Downloads, DownloadSettings
+from llamasup.service.options import missing_feature
 
 __all__ = ["ModelFiles"]
 
 _log = logging.getLogger(__name__)
+
+
+class Downloads(Protocol):
+    """Owns the downloads of a service."""
+
+    async def fetch(self, ref: str, progress: Listener | None = None) -> FetchedModel:
+        """Download the model of ``ref``, unless it is in the folder."""
+        ...
+
+    async def aclose(self) -> None:
+        """End all downloads, and wait for that."""
+        ...
 
 
 class _Going(Struct, frozen=True):
@@ -74,7 +86,7 @@ class ModelFiles:
     def __init__(
         self,
         catalog: Catalog,
-        downloads: Downloads,
+        downloads: Downloads | None,
         settings: DownloadSettings,
         environ: Mapping[str, str],
         config: Callable[[], Config],
@@ -90,6 +102,8 @@ class ModelFiles:
         self._refresh = refresh
 
     def pull(self, name: str) -> Fetch:
+        if self._downloads is None:
+            raise missing_feature("downloads")
         managed = self._catalog.find(name)
         if managed is None:
             spec = self._catalog.can_create(name)
@@ -102,7 +116,7 @@ class ModelFiles:
         return partial(self._fetch, name, spec.source if spec.is_remote else None)
 
     async def _fetch(self, name: str, source: str | None, listener: Listener) -> None:
-        if source is None:  # its file is here
+        if source is None or self._downloads is None:  # its file is here
             return
         try:
             await self._downloads.fetch(source, listener)
@@ -174,7 +188,7 @@ class ModelFiles:
     def _plan(self, spec: ModelSpec, config: Config, served: Iterable[ModelSpec]) -> _Going:
         """Blocks. Raises Conflict if a file of the model must stay."""
         name, folder = spec.source, self._settings.folder
-        model = self._downloads.find(name) if spec.is_remote else None
+        model = self._settings.find(name, self._environ) if spec.is_remote else None
         if model is not None:
             name = str(model.path)
         if model is not None or not spec.is_remote:
@@ -192,7 +206,7 @@ class ModelFiles:
         found: FetchedModel | None = None
         if spec.is_remote:
             with contextlib.suppress(UsageInvalid):  # two files match its name, so it is loaded from neither
-                found = self._downloads.find(spec.source)
+                found = self._settings.find(spec.source, self._environ)
         if found is None:
             return ServedFiles(spec)
         projector = () if found.mmproj is None else (str(found.mmproj),)

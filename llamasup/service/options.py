@@ -332,3 +332,10 @@ def load_tls(options: ListenOptions) -> TlsContext | None:
             remedy="Remove --tls-cert and --tls-key, or listen on an address.",
         )
     return tls_context(str(key), str(certificate))
+
+
+def missing_feature(option: str) -> UsageInvalid:
+    return UsageInvalid(
+        f"This llamasup was built without the feature of {option}.",
+        remedy="Install the complete package llamasup.",
+    )

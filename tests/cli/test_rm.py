@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.rm import rm
+from llamasup.cli.commands.models import rm
 from llamasup.core.hub.part_file import PartFile
 from tests.kit import models
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.cli.commands.top import _Top
-from llamasup.cli.output.top_screen import (
+from llamasup.cli.commands.top import (
     SORTS,
     Cancel,
     Quit,
     Row,
     Screen,
+    _Top,
     ended_table,
     log_lines,
     press,

@@ -12,7 +12,7 @@ from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.features.peers.membership import ExpectedModel
-from llamasup.fleet.ingress_models import IngressModels, no_node, replica_ended
+from llamasup.fleet.ingress import IngressModels, no_node, replica_ended
 from llamasup.fleet.messages import ListedModel, NodeLoad, routing_load, routing_stats
 
 MODELS = IngressModels([ListedModel("tiny", ("gpt-tiny",)), ListedModel("other")], {"tiny"}.__contains__)

@@ -14,6 +14,7 @@ import pytest
 from llamasup.core.config import load
 from llamasup.core.config.inventory import read_inventory
 from llamasup.core.hub.reference import parse_ref
+from llamasup.core.hub.store import DownloadSettings
 from llamasup.core.models.registry import build
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.spec import ModelSpec
@@ -23,7 +24,7 @@ from llamasup.core.pool.pool import Pool
 from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.events import Bus
 from llamasup.errors import Conflict, LlamasupError, ModelUnknown, NotAllowed, UsageInvalid
-from llamasup.features.downloads.manager import Downloads, DownloadSettings
+from llamasup.features.downloads.manager import Downloads
 from llamasup.service import model_files
 from llamasup.service.model_files import ModelFiles
 from tests.core.pool.pools import registry_of

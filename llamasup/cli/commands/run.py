@@ -15,6 +15,7 @@ from llamasup.cli.gc_pause import collect_again
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra
+from llamasup.features import attached
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
@@ -79,10 +80,9 @@ def run(
                 settings = replace(settings, alias=model)
             model = found
         if is_reference(model):
-            from llamasup.features.downloads.command import ensure_downloaded
-
             collect_again()  # a download may take hours
-            ensure_downloaded(model, view)
+            for fetch_missing in attached("fetch_missing"):
+                fetch_missing(model, view)
 
     output = OutputOptions(**parent, **logging)
     return serve_until_stopped(

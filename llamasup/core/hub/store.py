@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -12,8 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.hub.choose import Choice, RepoFile, choose
+from llamasup.core.hub.hub_settings import hub_endpoint
 from llamasup.core.hub.part_file import add_names, origin_of_file
-from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, local_path, names_of, split_urls
+from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, local_path, names_of, parse_ref, split_urls
 from llamasup.errors import LlamasupError, UsageInvalid
 
 _MAX_FILES = 10_000  # of one repository
@@ -27,6 +28,29 @@ class FetchedModel(Struct, frozen=True):
     path: Path
     parts: tuple[Path, ...]
     mmproj: Path | None = None
+
+
+class DownloadSettings(Struct, frozen=True, kw_only=True):
+    """The settings of downloads. ``folder`` is the absolute path for downloads; ``others`` are searched only.
+    ``endpoint`` and ``token_file``: None for those of the environment.
+    """
+
+    folder: Path
+    others: tuple[Path, ...] = ()
+    endpoint: str | None = None
+    token_file: Path | None = None
+    private_addresses: bool = False
+    allow_http: bool = False
+    parallel: int = 4
+
+    def find(self, ref: str, environ: Mapping[str, str]) -> FetchedModel | None:
+        """Return the model of ``ref``, if it is in one of the folders. Blocks."""
+        parsed = parse_ref(ref, hub_endpoint(environ, self.endpoint))
+        if parsed is None:
+            return None
+        return next(
+            filter(None, (downloaded(parsed, folder) for folder in (self.folder, *self.others))), None
+        )
 
 
 def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:

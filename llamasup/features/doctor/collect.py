@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from llamasup._version import __version__
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
 from llamasup.core.control.selection import RunningFact
 from llamasup.core.http.certificate import MAX_PEM_BYTES, validity_of
 from llamasup.core.llama_server.inspect import FoundRuntime, Runtime, survey_runtimes
+from llamasup.core.llama_server.shareable_lines import shareable_lines
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device, is_amd_card
@@ -22,6 +29,7 @@ from llamasup.core.system.process.sweep import stale_runs
 from llamasup.core.system.storage.folders import cache_folder, read_bounded, state_folder
 from llamasup.core.system.text import memory_text
 from llamasup.errors import FolderUnusable, LlamasupError, PortInUse
+from llamasup.features.doctor.bug_report import RunningReport
 from llamasup.features.doctor.checks import option_names
 from llamasup.features.doctor.facts import (
     CertificateFact,
@@ -206,3 +214,50 @@ def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
             continue
         if settings:
             yield ConfigFile(str(path / "config.ini"), settings, is_ignored)
+
+
+# --- a running llamasup ----------------------------------------------------------------------------
+
+
+_PACKAGES = ("httpx", "httptools", "msgspec", "psutil", "typer", "uvloop", "uvicorn", "xllamacpp")
+_MAX_LINES = 200
+_READ_LINES = 5000  # a start writes about 150 lines, and each request about 20
+
+
+def versions() -> Mapping[str, str]:
+    found = {
+        "llamasup": __version__,
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": platform.platform(),
+        "executable": sys.executable,
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def collect_running() -> Iterator[RunningReport]:
+    found = discover()
+    for running in found.running:
+        try:
+            with ControlClient(ControlAddress(socket=running.socket)) as client:
+                status = client.status()
+                logs = {model["id"]: _log_of(client, model["id"]) for model in status["models"]}
+                shown = {name: lines for name, lines in logs.items() if lines}
+                yield RunningReport(running.pid, status, shown)
+        except LlamasupError as error:
+            yield RunningReport(running.pid, problem=error.message)
+    for process in found.unresponsive:
+        yield RunningReport(process.pid, problem=f"does not answer ({process.reason})")
+
+
+def _log_of(client: ControlClient, model: str) -> list[str]:
+    """Return the shareable lines; none for a model that was never loaded."""
+    try:
+        content = b"".join(client.log(model, lines=_READ_LINES))
+    except LlamasupError:
+        return []
+    return shareable_lines(content.decode(errors="replace").splitlines(), _MAX_LINES)

@@ -28,6 +28,7 @@ from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.core.system.text import json_text, memory_text, printable
 from llamasup.errors import LlamasupError, ModelMissing, OutputFailed, UsageInvalid
+from llamasup.features.doctor.checks import as_json, run_checks
 from llamasup.features.doctor.facts import Check, Facts
 from llamasup.features.doctor.inspection import (
     Fit,
@@ -37,7 +38,6 @@ from llamasup.features.doctor.inspection import (
     model_as_json,
     projectors_of,
 )
-from llamasup.features.doctor.report import as_json, run_checks
 
 if TYPE_CHECKING:
     from llamasup.core.planning.projectors import Pairing
@@ -105,7 +105,7 @@ def doctor(
 def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check]) -> None:
     from llamasup.core.system.storage.folders import atomic_write
     from llamasup.features.doctor.bug_report import bug_report
-    from llamasup.features.doctor.collect_running import collect_running, versions
+    from llamasup.features.doctor.collect import collect_running, versions
 
     text = bug_report(
         versions=versions(),

@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from llamasup.core.hub.hub_settings import hub_endpoint
-from llamasup.core.hub.reference import parse_ref, shown_url
+from llamasup.core.hub.reference import shown_url
 from llamasup.core.hub.remote_file import Listener, Progress
-from llamasup.core.hub.store import FetchedModel, downloaded
+from llamasup.core.hub.store import DownloadSettings, FetchedModel
 from llamasup.core.system.own_command import own_command
 from llamasup.core.system.pipe_reader import pipe_reader
 from llamasup.core.system.process.spawn import Child, spawn
@@ -57,20 +56,6 @@ _CLASSES: Mapping[str, type[LlamasupError]] = {
         *(FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid),
     )
 }
-
-
-class DownloadSettings(Struct, frozen=True, kw_only=True):
-    """The settings of downloads. ``folder`` is the absolute path for downloads; ``others`` are searched only.
-    ``endpoint`` and ``token_file``: None for those of the environment.
-    """
-
-    folder: Path
-    others: tuple[Path, ...] = ()
-    endpoint: str | None = None
-    token_file: Path | None = None
-    private_addresses: bool = False
-    allow_http: bool = False
-    parallel: int = 4
 
 
 class _Download(Struct):
@@ -118,14 +103,6 @@ class Downloads:
                 self._remove(ref, download)
                 download.task.cancel()
 
-    def find(self, ref: str) -> FetchedModel | None:
-        """Return the model of ``ref``, if it is in one of the folders. Blocks."""
-        parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
-        if parsed is None:
-            return None
-        folders = (self._settings.folder, *self._settings.others)
-        return next(filter(None, (downloaded(parsed, folder) for folder in folders)), None)
-
     async def aclose(self) -> None:
         """End all downloads, and wait for that."""
         for task in self._tasks:
@@ -156,7 +133,7 @@ class Downloads:
             del self._running[ref]
 
     async def _fetch(self, ref: str, listeners: list[Listener]) -> FetchedModel:
-        found = await asyncio.to_thread(self.find, ref)
+        found = await asyncio.to_thread(self._settings.find, ref, self._environ)
         if found is not None:
             return found
         command = own_command("llamasup")

@@ -12,7 +12,7 @@ from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.process.exit import StaleRun
 from llamasup.errors import LlamasupError
-from llamasup.features.doctor.checks import option_names
+from llamasup.features.doctor.checks import as_json, option_names, run_checks
 from llamasup.features.doctor.facts import (
     CertificateFact,
     Check,
@@ -23,7 +23,6 @@ from llamasup.features.doctor.facts import (
     NvmlFact,
     RuntimeFact,
 )
-from llamasup.features.doctor.report import as_json, run_checks
 from tests.core.planning.plans import NEW, OLD, capabilities, machine
 
 GIB = 1 << 30

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.hub.remote_file import Progress
-from llamasup.core.hub.store import FetchedModel
+from llamasup.core.hub.store import DownloadSettings, FetchedModel
 from llamasup.core.system.process.run_folder import run_folder
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
 from llamasup.features.downloads import manager as module
-from llamasup.features.downloads.manager import Downloads, DownloadSettings
+from llamasup.features.downloads.manager import Downloads
 from tests.kit import models
 from tests.kit.children import NewChildren
 from tests.kit.hub import Fault, Hub, running_hub

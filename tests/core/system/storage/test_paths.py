@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.rm import rm
+from llamasup.cli.commands.models import rm
 from llamasup.core.hub.hub_settings import hub_token
 from llamasup.core.models.search import cache_folders
 from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
