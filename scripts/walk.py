@@ -141,7 +141,7 @@ def beyond(walk: Walk, idle: Walk) -> Walk:
 
 
 def room_of(module: str) -> str:
-    """``core/proxy`` for ``core/proxy/reader``, and ``service`` for ``service/run``."""
+    """``core/proxy`` for ``core/proxy/reader``, and ``service`` for ``service/hosting``."""
     parts = module.split("/")
     return "/".join(parts[:2] if parts[0] in ("core", "features") else parts[:1])
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 
 import grimp
 
 from scripts.pages import ROOT
+
+
+# The modules of features that are a part of the command line: pyproject.toml excepts them.
+_COMMANDS = re.compile(r"llamasup\.features\.(\w+\.command|wrap\.options)")
 
 
 def floors() -> list[list[str]]:
@@ -44,6 +49,8 @@ def arrows() -> Mapping[str, Mapping[str, int]]:
 
 
 def _room(module: str) -> str:
+    if _COMMANDS.fullmatch(module):
+        return "cli"
     return module.removeprefix("llamasup").removeprefix(".core").removeprefix(".").partition(".")[0]
 
 
