@@ -10,7 +10,6 @@ import grimp
 
 from scripts.pages import ROOT
 
-
 # The modules of features that are a part of the command line: pyproject.toml excepts them.
 _COMMANDS = re.compile(r"llamasup\.features\.(\w+\.command|wrap\.options)")
 
