@@ -15,8 +15,7 @@ from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.answers import NoAnswer
 from llamasup.core.llama_server.client import Prober
 from llamasup.core.llama_server.warmup import no_response, warm_up_request
-from llamasup.embedded.option import InvalidValue
-from llamasup.embedded.values import file_text
+from llamasup.embedded.option import InvalidValue, file_text
 from llamasup.errors import LlamasupError, without_errno
 from llamasup.features.downloads.retries import TransientError, translated_errors
 from llamasup.features.peers.watch import _unconnected

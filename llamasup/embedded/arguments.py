@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from llamasup.embedded.option import OFF, ON, InvalidValue, Option, Question
-from llamasup.embedded.values import boolean
+from llamasup.embedded.option import OFF, ON, InvalidValue, Option, Question, boolean
 
 
 class ArgumentError(Exception):

@@ -6,7 +6,7 @@ log. The sampling ones are the defaults of requests.
 
 from __future__ import annotations
 
-from llamasup.embedded.option import Option
+from llamasup.embedded.option import KV_TYPES, PRIORITIES, Option, integer, number, unsigned
 from llamasup.embedded.setters import (
     affinity,
     at_least_minus_one,
@@ -31,7 +31,6 @@ from llamasup.embedded.setters import (
     tensor_split,
     text,
 )
-from llamasup.embedded.values import KV_TYPES, PRIORITIES, integer, number, unsigned
 
 _ROPE_SCALINGS = {
     "none": "LLAMA_ROPE_SCALING_TYPE_NONE",

@@ -6,7 +6,7 @@ chat and multimodal input.
 
 from __future__ import annotations
 
-from llamasup.embedded.option import Option
+from llamasup.embedded.option import PRIORITIES, Option
 from llamasup.embedded.setters import (
     SPECULATIVE_TYPES,
     add_items,
@@ -34,7 +34,6 @@ from llamasup.embedded.setters import (
     template_kwargs,
     text,
 )
-from llamasup.embedded.values import PRIORITIES
 
 _POOLINGS = {
     "none": "LLAMA_POOLING_TYPE_NONE",

@@ -9,8 +9,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llamasup.embedded.option import ON, InvalidValue, Setter
-from llamasup.embedded.values import (
+from llamasup.embedded.option import (
+    ON,
+    InvalidValue,
+    Setter,
     boolean,
     cpu_mask,
     cpu_range,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,7 +35,11 @@ from llamasup.service.options import ListenOptions
 if TYPE_CHECKING:
     from llamasup.core.config import Config
 
-_log = logging.getLogger(__name__)
+# The options that are keys of the section ``http``.
+_OF_HTTP: Final = (
+    *("trusted_proxies", "max_body", "tls_cert", "tls_key", "stream_keepalive", "request_timeout_s"),
+    *("access_log", "slow_request_s"),
+)
 
 
 class ConfigOptions(ListenOptions, frozen=True, kw_only=True):
@@ -79,20 +82,13 @@ class ConfigOptions(ListenOptions, frozen=True, kw_only=True):
             "insecure_no_auth": initial.auth.insecure_no_auth,
             "hosts": http.allow_hosts,
             "origins": http.allow_origins,
-            "trusted_proxies": http.trusted_proxies,
             "remote_media": tuple(filter(None, http.remote_media)),
-            "max_body": http.max_body,
-            "tls_cert": http.tls_cert,
-            "tls_key": http.tls_key,
-            "stream_keepalive": http.stream_keepalive,
-            "request_timeout_s": http.request_timeout_s,
-            "access_log": http.access_log,
-            "slow_request_s": http.slow_request_s,
             "no_usage": not initial.usage.enabled,
             "usage_keep_days": initial.usage.keep_days,
             "no_ui": not http.ui,
             "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
             "batches": initial.batches if initial.batches.enabled else None,
+            **{name: getattr(http, name) for name in _OF_HTTP},
         }
         options |= given
         return cls(config=config, initial_config=initial, configured_runtime=initial.runtime, **options)

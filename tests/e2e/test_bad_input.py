@@ -150,19 +150,6 @@ def test_privileged_port_is_refused(tiny_model: Path, fake_server: Callable[...,
     refused(71, ("port 1 ", "1023"), *arguments, prefix=plain)
 
 
-def test_address_of_another_machine_is_refused(run_tiny: tuple[str, ...]) -> None:
-    refused(71, "192.0.2.1", *run_tiny, "--host", "192.0.2.1", env={"LLAMASUP_API_KEY": "k"})
-
-
-def test_public_address_without_api_key_is_refused(run_tiny: tuple[str, ...]) -> None:
-    refused(78, ("0.0.0.0", "--api-key-file"), *run_tiny, "--host", "0.0.0.0")
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_invalid_port_is_refused(port: str, run_tiny: tuple[str, ...]) -> None:
-    refused(2, port, *run_tiny, "--port", port)
-
-
 def test_key_file_without_keys_is_refused(run_tiny: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none yet\n")
     refused(78, "has no keys", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
@@ -176,14 +163,6 @@ def script(folder: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def test_unknown_runtime_is_refused(tiny_model: Path) -> None:
-    refused(69, "no-such-server", "run", str(tiny_model), "--runtime", "no-such-server")
-
-
-def test_program_that_is_not_llama_server_is_refused(tiny_model: Path) -> None:
-    refused(69, "is not llama-server", "run", str(tiny_model), "--runtime", sys.executable)
 
 
 def test_runtime_without_output_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -200,38 +179,29 @@ def test_runtime_that_is_a_text_file_is_refused(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("code", "says", "arguments"),
     [
-        ("--ctx-size", "0"),
-        ("--ctx-size", "-5"),
-        ("--parallel", "0"),
-        ("--threads", "0"),
-        ("--kv-type", "q3_9"),
+        (71, ("192.0.2.1",), ("--host", "192.0.2.1", "--insecure-no-auth")),  # of another machine
+        (78, ("0.0.0.0", "--api-key-file"), ("--host", "0.0.0.0")),  # public, without a key
+        *((2, (port,), ("--port", port)) for port in ("-1", "65536", "http")),
+        (69, ("no-such-server",), ("--runtime", "no-such-server")),
+        (69, ("is not llama-server",), ("--runtime", sys.executable)),
+        *((2, ("--ctx-size", size), ("--ctx-size", size)) for size in ("0", "-5")),
+        (2, ("--parallel", "0"), ("--parallel", "0")),
+        (2, ("--threads", "0"), ("--threads", "0")),
+        (2, ("--kv-type", "q3_9"), ("--kv-type", "q3_9")),
+        (2, ("--log-level", "loud"), ("--log-level", "loud")),
+        (2, ("--log-format", "xml"), ("--log-format", "xml")),
+        (2, ("--events", "csv"), ("--events", "csv")),
+        (2, ("--no-such-flag",), ("--", "--no-such-flag")),  # unknown to this build
+        (2, ("--port", "llamasup"), ("--", "--port", "1234")),  # reserved for llamasup
+        (2, ("stray.gguf",), ("stray.gguf",)),  # without a double dash
     ],
 )
-def test_invalid_values_are_refused(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
-    refused(2, (option, value), *run_tiny, option, value)
-
-
-def test_flag_unknown_to_this_build_is_refused(run_tiny: tuple[str, ...]) -> None:
-    refused(2, "--no-such-flag", *run_tiny, "--", "--no-such-flag")
-
-
-def test_flag_reserved_for_llamasup_is_refused(run_tiny: tuple[str, ...]) -> None:
-    refused(2, ("--port", "llamasup"), *run_tiny, "--", "--port", "1234")
-
-
-def test_second_argument_without_double_dash_is_refused(run_tiny: tuple[str, ...]) -> None:
-    refused(2, "stray.gguf", *run_tiny, "stray.gguf")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--log-level", "loud"), ("--log-format", "xml"), ("--events", "csv")]
-)
-def test_errors_of_output_options_show_the_invalid_value(
-    option: str, value: str, run_tiny: tuple[str, ...]
+def test_wrong_options_are_refused(
+    code: int, says: tuple[str, ...], arguments: tuple[str, ...], run_tiny: tuple[str, ...]
 ) -> None:
-    refused(2, (option, value), *run_tiny, option, value)
+    refused(code, says, *run_tiny, *arguments)
 
 
 # --- the environment ------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.embedded.option import InvalidValue
-from llamasup.embedded.values import (
+from llamasup.embedded.option import (
+    InvalidValue,
     cpu_mask,
     cpu_range,
     existing_folder,
