@@ -133,7 +133,7 @@ class HostedModels(ABC):
 
     @abstractmethod
     def described(self) -> ModelList:
-        """The models, as ``serve`` lists them at /v1/models."""
+        """Return the models, as ``serve`` lists them at /v1/models."""
 
     @abstractmethod
     async def begun(self) -> None:

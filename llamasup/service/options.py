@@ -64,7 +64,7 @@ class GivenProgram(Protocol):
 
     @property
     def shown(self) -> str:
-        """The program and its version, without its arguments, which may contain a key (X13)."""
+        """Return the program and its version, without its arguments, which may contain a key (X13)."""
         ...
 
 
@@ -234,7 +234,7 @@ def listening_spec(
     models: Callable[..., HostedModels],
     launch: Launch | None = None,
 ) -> ServiceSpec:
-    """The service at the addresses of ``options``."""
+    """Make the service at the addresses of ``options``."""
     listen_ollama = ollama_listener(options, tls)
     return ServiceSpec(models, lambda: open_listeners(options, tls), proxy, listen_ollama, launch)
 

@@ -52,7 +52,7 @@ class WrapOptions(ServiceOptions, frozen=True):
         )
 
     def spec(self, environ: Mapping[str, str]) -> ServiceSpec:
-        """The service for an unchanged command line. With ``strict`` it has the security checks of ``run``.
+        """Make the service. With ``strict`` it has the security checks of ``run``.
 
         Raises UnsafeBind, UsageInvalid and ConfigInvalid.
         """
@@ -106,7 +106,7 @@ class WrapOptions(ServiceOptions, frozen=True):
             )
 
     def _limits(self) -> Limits:
-        """The limits of llama-server itself."""
+        """Return the limits of llama-server itself."""
         timeout_s = self.wrapping.line.timeout_s or _TIMEOUT_S
         body_bytes = BODY_BYTES if self.max_body is None else self.max_body.of(UNBOUNDED)
         return Limits(

@@ -88,7 +88,7 @@ class Wrapping(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The program and its version, without its arguments, which may contain a key (X13)."""
+        """Return the program and its version, without its arguments, which may contain a key (X13)."""
         return f"{redacted_program(self.line.program)} ({self.capabilities.version})"
 
     @property

@@ -37,14 +37,14 @@ class OnlyModel(Catalog):
         """Returns None, because llama-server answers /v1/models."""
 
     def described(self) -> ModelListing:
-        """The list for other APIs."""
+        """Return the list for other APIs."""
         return super().listing()
 
     def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
         return node_listing(self.node, ((self.managed, self._route.model),), None, seen)
 
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
-        """The model, if ``model`` is one of its names. Raises ModelUnknown."""
+        """Return the model, if ``model`` is one of its names. Raises ModelUnknown."""
         names = self.managed.spec.names
         if model in names:
             return self.managed
