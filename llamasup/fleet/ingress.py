@@ -32,7 +32,6 @@ from llamasup.core.proxy.body_rules import judge_body
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits, ProxyConfig
 from llamasup.core.queueing.outcomes import load_queue_full, wait_timed_out
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 from llamasup.features.peers.groups import ModelGroup, why_not_served
 from llamasup.features.peers.membership import ExpectedModel
 from llamasup.fleet.membership import FleetMembership
@@ -264,11 +263,11 @@ class Ingress:
         self._membership.wanted(model.id, self._waiting[model.id])
 
     def _queue_full(self, model: ResolvedModel, waiting: int) -> HttpError:
-        return load_queue_full(no_node(model, self._membership.expected()), waiting).as_error()
+        return load_queue_full(no_node(model, self._membership.expected()), waiting)
 
     def _timed_out(self, model: ResolvedModel) -> HttpError:
         why = no_node(model, self._membership.expected())
-        return wait_timed_out(why, 0, self._settings.wait_timeout_s, reachable=True).as_error()
+        return wait_timed_out(why, 0, self._settings.wait_timeout_s, reachable=True)
 
 
 class _Relayed(Response):
@@ -405,7 +404,7 @@ class IngressModels:
         }
 
 
-def no_node(model: ResolvedModel, expected: Iterable[ExpectedModel]) -> Unavailable:
+def no_node(model: ResolvedModel, expected: Iterable[ExpectedModel]) -> HttpError:
     """Say why no replica serves the model now. ``expected``: what the directory says of the models."""
     known = next((each for each in expected if each.id == model.id), ExpectedModel(model.id))
     return why_not_served(ModelGroup(model, {}, known), {})
@@ -414,4 +413,4 @@ def no_node(model: ResolvedModel, expected: Iterable[ExpectedModel]) -> Unavaila
 def replica_ended(model: ResolvedModel) -> HttpError:
     """Make the error for an answer, or the rest of an answer, that does not come."""
     message = f"The replica of the model {model.id!r} has ended before its answer"
-    return generation_ended(message, "node_absent", "try again").as_error()
+    return HttpError(503, message, cause="node_absent", remedy="try again", retry_after_s=1.0)

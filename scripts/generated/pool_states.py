@@ -11,15 +11,15 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool import model_states as states
 from llamasup.core.pool.model_states import Event, Model, ModelState, Processes
 from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.errors import LlamasupError
 
 ERROR = LlamasupError("It failed.")
-ANSWER = Unavailable(503, "It failed.")
+ANSWER = HttpError(503, "It failed.")
 SPECS = (ModelSpec("a", "one.gguf"), ModelSpec("a", "two.gguf"))
 UNPROVEN = replace(SPECS[0], runtime="new", unproven=True)
 

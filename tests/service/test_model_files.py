@@ -13,6 +13,7 @@ import pytest
 
 from llamasup.core.config import load
 from llamasup.core.config.inventory import read_inventory
+from llamasup.core.http.heads import HttpError
 from llamasup.core.hub.reference import parse_ref
 from llamasup.core.hub.store import DownloadSettings
 from llamasup.core.models.registry import build
@@ -21,7 +22,6 @@ from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.pool.pool import Pool
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.events import Bus
 from llamasup.errors import Conflict, LlamasupError, ModelUnknown, NotAllowed, UsageInvalid
 from llamasup.features.downloads.manager import Downloads
@@ -211,11 +211,11 @@ def test_no_request_gets_a_model_while_its_file_is_removed(
             try:
                 for asked in (FAR, "far-Q4_K_M", "org/far:Q4_K_M", "hf.co/org/far"):
                     why = place.catalog.resolve(asked, create=True)
-                    assert isinstance(why, Unavailable)
+                    assert isinstance(why, HttpError)
                     assert (why.status, why.cause) == (503, "removing")
-                assert not isinstance(place.catalog.resolve("x", create=True), Unavailable)
+                assert not isinstance(place.catalog.resolve("x", create=True), HttpError)
                 unknown = place.catalog.resolve("nope", create=True)
-                assert isinstance(unknown, Unavailable)
+                assert isinstance(unknown, HttpError)
                 assert unknown.status == 404
                 with pytest.raises(ModelUnknown):
                     await place.catalog.pool.load(managed)
@@ -225,7 +225,7 @@ def test_no_request_gets_a_model_while_its_file_is_removed(
         assert "removed just now" in again.result()
         assert removing.result() == ("" if error is None else "It is loaded by process 7.")
         assert place.names() == ({"x"} if error is None else {FAR, "far-Q4_K_M", "x"})
-        assert not isinstance(place.catalog.resolve("hf.co/org/far", create=True), Unavailable)
+        assert not isinstance(place.catalog.resolve("hf.co/org/far", create=True), HttpError)
 
     visit(test)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.core.control.private_socket import THROUGH_PROXY, listen, with_key
-from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import generation_ended
+from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.core.system.accept_watch import AcceptWatch
 
 if TYPE_CHECKING:

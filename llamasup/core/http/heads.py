@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 from http import HTTPStatus
+from typing import final
 
 import msgspec
 
 from llamasup.core.http.routes import CONTROL, Route, plain_path, route_of
-from llamasup.core.system.text import path_text
+from llamasup.core.system.text import eta_text, path_text
 from llamasup.errors import as_sentence
 
 
@@ -30,22 +31,47 @@ class Priority(IntEnum):
 RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
 
 
+@final
 class HttpError(msgspec.Struct, frozen=True):
-    """An error response of llamasup. ``close``: the connection cannot be used afterwards.
+    """The reason why llamasup does not serve a request, with the fields of llama-server's error object.
 
-    ``percent``: how much of the model is loaded; ``eta_s``: until the request could be served; None: not
-    known.
+    An empty ``type`` is the usual one of the status. ``close``: the connection cannot be used afterwards.
+    ``queueable``: a generation that serves will come, so a request may queue. ``absent``: no server has the
+    model, and none is starting. ``percent``: how much of the model is loaded; ``eta_s``: until it serves, or
+    until a permit is free. None: not known.
     """
 
     status: int
     message: str
-    type: str = "invalid_request_error"
+    type: str = ""
     cause: str = ""
     remedy: str = ""
     retry_after_s: float | None = None
     close: bool = False
+    queueable: bool = False
+    absent: bool = False
     percent: float | None = None
     eta_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.type:
+            usual = "unavailable_error" if self.status == 503 else "invalid_request_error"
+            msgspec.structs.force_setattr(self, "type", usual)
+
+    @property
+    def sentence(self) -> str:
+        """The message. During a load, it also says how far the load is."""
+        if self.percent is None or self.eta_s is None:
+            return self.message
+        return f"{self.message}; {self.percent:.0f} % loaded, about {eta_text(self.eta_s)} left"
+
+    def without_reason(self) -> HttpError:
+        """Return the error without its reason, for clients without a key.
+
+        The reason may be a diagnosis that quotes the server's log.
+        """
+        message = self.message if self.message == "Loading model" else "The server is not ready"
+        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
 
 
 class HeadRules(msgspec.Struct, frozen=True):
@@ -363,10 +389,13 @@ def status_line(status: int) -> bytes:
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-def error_body(error: HttpError) -> bytes:
-    """Return the error object of OpenAI and llama-server, with cause, remedy and progress if known."""
+def error_body(error: HttpError, message: str = "") -> bytes:
+    """Return the error object of OpenAI and llama-server, with cause, remedy and progress if known.
+
+    ``message`` is in place of the error's ``sentence``.
+    """
     fields: dict[str, str | float] = {
-        "message": path_text(error.message),
+        "message": path_text(message or error.sentence),
         "type": error.type,
         "code": error.status,
     }
@@ -407,15 +436,19 @@ def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", clos
 
 
 def error_lines(error: HttpError) -> tuple[bytes, ...]:
-    """Return the header lines of ``error``. Retry-After is in whole seconds, at least one."""
-    lines: tuple[bytes, ...] = ()
-    if error.retry_after_s is not None:
-        lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
+    """Return the header lines of ``error``."""
+    lines: tuple[bytes, ...] = (retry_after_line(error),)
     if error.status == HTTPStatus.UNAUTHORIZED:
         lines += (b"WWW-Authenticate: Bearer\r\n",)
     if error.status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 9110 §15.5.22
         lines += (b"Upgrade: HTTP/1.1\r\nConnection: Upgrade\r\n",)
     return lines
+
+
+def retry_after_line(error: HttpError) -> bytes:
+    """Return the header line with the wait in whole seconds, at least one; empty if none is known."""
+    wait_s = error.retry_after_s
+    return b"" if wait_s is None else b"Retry-After: %d\r\n" % max(1, -(-wait_s // 1))
 
 
 def pairs_of(lines: bytes) -> RawHeaders:

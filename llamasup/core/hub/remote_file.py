@@ -79,7 +79,7 @@ def linked_sha256(headers: Mapping[str, str]) -> str | None:
     return tag if _SHA256.fullmatch(tag) else None
 
 
-def retry_after_s(text: str | None, now: datetime) -> float | None:
+def parse_retry_after(text: str | None, now: datetime) -> float | None:
     """Parse a Retry-After header, seconds or a date; None if it is missing or invalid."""
     from email.utils import parsedate_to_datetime  # only downloads need it
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.model_states import IN_TURN, Model, ModelState
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.queueing.wait_estimate import retry_after_s
 from llamasup.core.system.text import memory_text
 from llamasup.errors import LlamasupError
 
 
-def pause_of(model: Model, *, awaited: bool = False) -> Unavailable | None:
+def pause_of(model: Model, *, awaited: bool = False) -> HttpError | None:
     """The answer to all requests, whether a process serves or not. None: the processes answer. ``awaited``:
     a command loads it.
     """
@@ -29,7 +29,7 @@ def pause_of(model: Model, *, awaited: bool = False) -> Unavailable | None:
             return None
 
 
-def reason_of(model: Model) -> Unavailable | None:
+def reason_of(model: Model) -> HttpError | None:
     """The answer while no process serves, or starts; None: that of the last process."""
     if model.spec.stay.by_command:
         return None
@@ -40,15 +40,15 @@ def reason_of(model: Model) -> Unavailable | None:
     return not_loaded(model.spec)
 
 
-def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
+def as_unavailable(error: LlamasupError, spec: ModelSpec, why: HttpError | None = None) -> HttpError:
     """The response for a model that cannot be loaded; ``why``: the error of its server, if any."""
-    why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+    why = why or HttpError(503, error.message, cause=error.cause, remedy=error.remedy)
     return replace(why, message=spec.public_problem(why.message), remedy=spec.redacted(why.remedy))
 
 
-def not_loaded(spec: ModelSpec) -> Unavailable:
+def not_loaded(spec: ModelSpec) -> HttpError:
     """The response to a request that may not wait for the load."""
-    return Unavailable(
+    return HttpError(
         503,
         f"The model {spec.id!r} is not loaded",
         cause="loading",
@@ -59,10 +59,10 @@ def not_loaded(spec: ModelSpec) -> Unavailable:
     )
 
 
-def downloading(spec: ModelSpec, done: int, total: int | None, bytes_per_s: int) -> Unavailable:
+def downloading(spec: ModelSpec, done: int, total: int | None, bytes_per_s: int) -> HttpError:
     of = "" if total is None else f" of {memory_text(total)}"
     remaining_s = (total - done) / bytes_per_s if total is not None and bytes_per_s else None
-    return Unavailable(
+    return HttpError(
         503,
         f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
         cause="downloading",
@@ -72,9 +72,9 @@ def downloading(spec: ModelSpec, done: int, total: int | None, bytes_per_s: int)
     )
 
 
-def _being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
+def _being_unloaded(spec: ModelSpec, for_id: str) -> HttpError:
     purpose = f" to make room for {for_id!r}" if for_id else ""
-    return Unavailable(
+    return HttpError(
         503,
         f"The model {spec.id!r} is being unloaded{purpose}",
         cause="unloading",
@@ -84,6 +84,4 @@ def _being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
     )
 
 
-_CHANGING = Unavailable(
-    503, "The model is being updated", cause="changing", retry_after_s=1.0, queueable=True
-)
+_CHANGING = HttpError(503, "The model is being updated", cause="changing", retry_after_s=1.0, queueable=True)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.answers import pause_of, reason_of
 from llamasup.core.pool.cheapest_set import UNUSED
@@ -27,7 +28,6 @@ from llamasup.core.pool.model_states import (
 )
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why.recording import LoadedBy
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import repairs_of
 from llamasup.core.supervision.backoff import HALF_OPEN_S
 from llamasup.core.supervision.runner import InstanceRunner
@@ -75,9 +75,9 @@ class ManagedModel:
         self.model = Model(spec)
         self.served = served
         self.driver = driver
-        self.pause: Unavailable | None = None  # as ``served`` has it
+        self.pause: HttpError | None = None  # as ``served`` has it
         # As ``served`` has it, with the time of a retry.
-        self.reason: tuple[Unavailable | None, float | None] | None = None
+        self.reason: tuple[HttpError | None, float | None] | None = None
         self.rollout: asyncio.Future[LlamasupError | None] | None = None  # the last one, with its error
         self.unloaded = False  # by a command, and not requested since: a reload does not preload it
         self.retry_at_s = 0.0  # after an error

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.events import PublishedEvent
 from llamasup.errors import LlamasupError
 
@@ -82,7 +82,7 @@ class Sizing(Struct, frozen=True):
     ticket: int
     purpose: Purpose
     outdated: bool = False
-    download: Unavailable | None = None
+    download: HttpError | None = None
     """The answer to requests while it is downloaded."""
 
 
@@ -123,7 +123,7 @@ class Model(Struct, frozen=True):
     rollout: Rollout | None = None
     error: LlamasupError | None = None
     """Why it cannot be loaded for now (FAILED)."""
-    answer: Unavailable | None = None
+    answer: HttpError | None = None
     """The answer to requests in REMOVED; in FAILED, the error of its server, if any."""
     for_id: str = ""
     """The model that gets its memory (CORDONED, UNLOADING)."""
@@ -230,14 +230,14 @@ class UnloadRequested(Struct, frozen=True):
 class RemoveRequested(Struct, frozen=True):
     """It is no longer served. ``answer`` and ``error``: for requests and ``load`` commands that wait."""
 
-    answer: Unavailable
+    answer: HttpError
     error: LlamasupError
 
 
 class StopRequested(Struct, frozen=True):
     """llamasup stops. ``now``: do not wait for requests."""
 
-    answer: Unavailable
+    answer: HttpError
     error: LlamasupError
     now: bool = False
 
@@ -307,7 +307,7 @@ class SizingFailed(SizingFact, frozen=True):
 class DownloadProgressed(SizingFact, frozen=True):
     """A download has progressed. ``answer``: to requests that may not wait."""
 
-    answer: Unavailable
+    answer: HttpError
 
 
 # --- events: facts about processes ---------------------------------------------------------------------
@@ -333,7 +333,7 @@ class ProcessesFailed(ProcessesFact, frozen=True):
     """No process serves or starts. ``answer``: of its server. ``settled``: none tries again by itself."""
 
     error: LlamasupError
-    answer: Unavailable
+    answer: HttpError
     settled: bool = True
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
 from llamasup.core.planning.memory.shares import remaining
@@ -53,7 +54,6 @@ from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why import recording
 from llamasup.core.pool.why.decision import Decisions
 from llamasup.core.pool.why.recording import LoadedBy
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.core.supervision.not_serving import STOPPING, lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
@@ -200,9 +200,8 @@ class Pool:
         if successor is not None:
             self._transfer(managed, successor)
         error = unknown_model(managed.spec.id)
-        answer = Unavailable.because(error)
         unknown = ModelUnknown(f"{error.message}.", remedy=error.remedy)
-        self._post(managed, states.RemoveRequested(answer, unknown))
+        self._post(managed, states.RemoveRequested(error, unknown))
 
     def _transfer(self, managed: ManagedModel, successor: ManagedModel) -> None:
         def over(waiter: asyncio.Future[None]) -> None:
@@ -364,13 +363,13 @@ class Pool:
             self._record_demand(managed, managed.served.unavailable_reason)
         self._want(managed)
 
-    def _on_unserved(self, managed: ManagedModel, why: Unavailable | None) -> None:
+    def _on_unserved(self, managed: ManagedModel, why: HttpError | None) -> None:
         """A request left the queue unserved. A client that saw a download may come again."""
         if why is not None and why.cause == "downloading":
             self._record_demand(managed, why)
         self.reconcile_soon()
 
-    def _record_demand(self, managed: ManagedModel, why: Unavailable | None) -> None:
+    def _record_demand(self, managed: ManagedModel, why: HttpError | None) -> None:
         now_s = monotonic()
         since_s = now_s if managed.pending_demand is None else managed.pending_demand.since_s
         again_s = now_s if why is None else now_s + (why.retry_after_s or 0.0)
@@ -427,7 +426,9 @@ class Pool:
         error = managed.model.error
         if error is not None and error is not before.error:
             managed.pending_demand = None
-            managed.retry_at_s = monotonic() + _retry_after_s(error)
+            managed.retry_at_s = monotonic() + (
+                RETRY_AFTER_MEMORY_S if lacks_memory(error) else RETRY_AFTER_FAILURE_S
+            )
             self._timer.schedule(managed.retry_at_s)
         if managed.model.rollout is not None and before.rollout is None:
             managed.rollout = self._loop.create_future()
@@ -617,10 +618,6 @@ async def _unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError |
 
 def _stopping() -> Stopping:
     return Stopping("llamasup is stopping.", remedy="Start it again.")
-
-
-def _retry_after_s(error: LlamasupError) -> float:
-    return RETRY_AFTER_MEMORY_S if lacks_memory(error) else RETRY_AFTER_FAILURE_S
 
 
 _DOES_NOT_FIT_REMEDY = (

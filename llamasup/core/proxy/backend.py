@@ -13,7 +13,6 @@ from llamasup.core.http.routes import Route, Work
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import Repairs
 
 
@@ -42,7 +41,7 @@ class ServedModel(Protocol):
         """The repairs of requests and answers; ``NO_REPAIRS`` itself if there are none."""
         ...
 
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         """A lease on a ready generation, or why there is none.
 
         ``infers``: the request runs the model, and so needs a permit. ``body``: the received part of the
@@ -92,7 +91,7 @@ class Backend(Protocol):
 
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | Unavailable:
+    ) -> ModelRoute | HttpError:
         """The route to ``model`` (None: the request names none), or the reason why there is no such model.
 
         ``create``: the name may become a new model, which is downloaded on demand. ``local``: only to the
@@ -101,7 +100,7 @@ class Backend(Protocol):
         """
         ...
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         """None if requests would be served now, else why not."""
         ...
 

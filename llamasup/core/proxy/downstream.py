@@ -35,7 +35,6 @@ from llamasup.core.proxy.stages import Translation
 from llamasup.core.proxy.upload import Upload, may_upload, refused_file
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Lease
-from llamasup.core.queueing.unavailable import Unavailable
 
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
 _FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
@@ -210,12 +209,12 @@ class Downstream(ClientTransport):
         route = request.model_route
         # Whether its body is that of a suspect is known only at its end.
         is_checked = route is not None and bool(route.served.queue.suspects.known)
-        if isinstance(lease, Unavailable) or is_checked:
+        if isinstance(lease, HttpError) or is_checked:
             if isinstance(lease, Lease):
                 lease.cancel_permit()
                 lease.release()
             elif request.head.route.of_batches:  # it may be larger than the memory
-                self._refuse_early(request, lease.as_error())
+                self._refuse_early(request, lease)
                 return
             request.buffered = True
             if self._accepts_body(request):
@@ -288,7 +287,7 @@ class Downstream(ClientTransport):
                     self._refuse(request, refusal, GAVE_WAY)
                     return
             lease = lease_for(request, answerer, proxy)
-            if type(lease) is Unavailable:
+            if type(lease) is HttpError:
                 self._wait(request, lease)
             elif request.translation is not None and (error := _not_admitted(request.translation, lease)):
                 self._refuse(request, error, "refused", lease.endpoint.model)
@@ -343,7 +342,7 @@ class Downstream(ClientTransport):
         self._unauthenticated = False
         self.proxy.clients.mark_authenticated(self)
 
-    def _wait(self, request: Request, why: Unavailable) -> None:
+    def _wait(self, request: Request, why: HttpError) -> None:
         """Queue the request until a generation serves, or answer with the reason why not."""
         if self.proxy.config.route_by_model and why.status != HTTPStatus.FORBIDDEN:
             if found := answer_unserved(request, close=not self.keeps_alive(request)):
@@ -351,7 +350,7 @@ class Downstream(ClientTransport):
                 return
             why = unknown_path(request, why)
         if why.status in _FINAL_STATUSES:
-            self._refuse(request, why.as_error())
+            self._refuse(request, why)
             return
         if refused := self.proxy.batches.may_wait(request):
             self._refuse(request, refused, GAVE_WAY)
@@ -365,7 +364,7 @@ class Downstream(ClientTransport):
                 return
             self._exchange = None
             why = refusal
-        self._refuse(request, why.as_error(), "unavailable", model)
+        self._refuse(request, why, "unavailable", model)
 
     def _answered(self, request: Request, status: int, answer: bytes) -> None:
         self.send(answer)

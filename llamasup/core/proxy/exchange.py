@@ -37,7 +37,6 @@ from llamasup.core.proxy.upstream.connection import COPY_BYTES, Upstream
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.request_queue import GRACE_S
-from llamasup.core.queueing.unavailable import Unavailable
 
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
 
@@ -357,7 +356,7 @@ class Exchange(MeasuredExchange, eq=False):
         if not self.over and self._end_error is not None:
             self.fail(self._end_error, "upstream_failed")
 
-    def _revoked(self, why: Unavailable) -> None:
+    def _revoked(self, why: HttpError) -> None:
         """The generation is being stopped (S13, S16) or has ended (S1)."""
         if self.over or self._end_if_complete():
             return
@@ -371,7 +370,7 @@ class Exchange(MeasuredExchange, eq=False):
         if self._requeue():
             return
         self._suspect()
-        error = why.as_error()
+        error = why
         if not self.status and self._waiting is not None and (permanent := self._waiting.unqueueable_error()):
             error = permanent  # the model does not return: its remedy is more useful than this reason
         self.fail(error, "revoked")
@@ -379,10 +378,10 @@ class Exchange(MeasuredExchange, eq=False):
     def _suspect(self) -> None:
         suspect(self._request, self._lease.endpoint, sent=self.sent_at > 0.0)
 
-    def _refusal(self, why: Unavailable) -> HttpError | None:
+    def _refusal(self, why: HttpError) -> HttpError | None:
         return refuse_if_poison(self._request, self._lease, self._waiting, why, sent=self.sent_at > 0.0)
 
-    def _crashed_after_cancel(self, why: Unavailable) -> None:
+    def _crashed_after_cancel(self, why: HttpError) -> None:
         """The server has ended while it still worked on the request, although the client has left."""
         if self._refusal(why) is None:
             self._suspect()

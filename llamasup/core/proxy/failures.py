@@ -7,7 +7,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.queueing.unavailable import Unavailable
 
 TRANSIENT: Final = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 """The child or its socket file is gone, or its backlog is full. Supervision handles these."""
@@ -41,6 +40,6 @@ def refused_key(server: str) -> HttpError:
     return HttpError(502, reason, "server_error", "node_refused", "see llamasup's log")
 
 
-def with_cause(error: HttpError, why: Unavailable) -> HttpError:
+def with_cause(error: HttpError, why: HttpError) -> HttpError:
     """The same error with the cause, once that is known."""
     return replace(error, message=why.message, cause=why.cause, remedy=why.remedy)

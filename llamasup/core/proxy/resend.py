@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from llamasup.core.http.finish_reason import is_shared_full
+from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy.backend import Backend
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.suspects import POISON
-from llamasup.core.queueing.unavailable import Unavailable
 
 
 def may_leave(request: Request, status: int, *, refused: bool) -> bool:
@@ -32,7 +32,7 @@ def queue_after(
     ejected ``endpoint`` then, so that the backend can choose between this node and others.
     """
     route = backend.resolve(endpoint.model, local=request.head.from_node)
-    if isinstance(route, Unavailable):
+    if isinstance(route, HttpError):
         return None  # the model was removed from the configuration in the meantime
     if route.model.is_virtual:
         return None  # a virtual model hides it since then: its requests go to another model

@@ -12,7 +12,15 @@ from typing import Final, cast
 
 import msgspec
 
-from llamasup.core.http.heads import Head, HttpError, error_response, response, with_query
+from llamasup.core.http.heads import (
+    Head,
+    HttpError,
+    error_body,
+    error_lines,
+    error_response,
+    response,
+    with_query,
+)
 from llamasup.core.http.requested_model import FORMS_ONLY, named_in_path, plain_json, renamed_query
 from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
@@ -20,9 +28,8 @@ from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ModelList, ServedModel, VirtualRoute, is_virtual
 from llamasup.core.proxy.interfaces import ProxyContext
 from llamasup.core.proxy.request import Request
-from llamasup.core.queueing.endpoint import Lease
+from llamasup.core.queueing.endpoint import BUSY, Lease
 from llamasup.core.queueing.suspects import Suspects, alone_s
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
 from llamasup.core.system.text import INVALID_JSON
 
@@ -99,7 +106,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
 
-def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Lease | Unavailable:
+def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Lease | HttpError:
     """A lease on the control API or on a generation of the requested model, or why there is none.
 
     Resolves the name of the model, and keeps the result in ``request.model_route``.
@@ -107,7 +114,7 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     if answerer is _CONTROL:
         control = proxy.control
         if control is None or control.closed:
-            return Unavailable(404, "this server has no control API", type="not_found_error")
+            return HttpError(404, "this server has no control API", type="not_found_error")
         return control.lease()
     key, infers = request.key, request.needs_permit
     limited = key is not None and bool(key.models)
@@ -117,18 +124,18 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         create=infers and not limited and request.head.route.is_known,
         local=request.head.from_node,
     )
-    if type(route) is Unavailable:  # without a call, as this is on the path of every request
+    if type(route) is HttpError:  # without a call, as this is on the path of every request
         refusal = access_denied(request, None) if limited else _unreadable(request)
-        return route if refusal is None else Unavailable.because(refusal)
+        return refusal or route
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
         if is_virtual(route):
             route = route.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
-            return Unavailable.because(refusal)
+            return refusal
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
-        return Unavailable.because(refusal)
+        return refusal
     repairs, repair = route.served.repairs, proxy.stages.repair
     if repairs is not NO_REPAIRS and request.body and repair is not None:
         repair(request, repairs, proxy.metrics)
@@ -150,7 +157,7 @@ def _unreadable(request: Request) -> HttpError | None:
     return None
 
 
-def _lease_beside(suspects: Suspects, request: Request, served: ServedModel) -> Lease | Unavailable:
+def _lease_beside(suspects: Suspects, request: Request, served: ServedModel) -> Lease | HttpError:
     """A lease while some bodies are known to have ended a server, or to have been in flight then."""
     fingerprint = suspects.fingerprint(request.head.path, request.body)
     request.suspicion = known = suspects.find(fingerprint, monotonic())
@@ -233,8 +240,8 @@ def answer_listing(
         return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
     request.requested_model = name
     route = backend.resolve(name)
-    if isinstance(route, Unavailable):
-        refusal = access_denied(request, None) or route.as_error()
+    if isinstance(route, HttpError):
+        refusal = access_denied(request, None) or route
     elif (denied := access_denied(request, route.model)) is not None:
         refusal = denied
     else:
@@ -242,7 +249,7 @@ def answer_listing(
     return refusal.status, error_response(refusal, lines, method=head.method, close=close)
 
 
-def unknown_path(request: Request, why: Unavailable) -> Unavailable:
+def unknown_path(request: Request, why: HttpError) -> HttpError:
     """Why a request to a path of no known llama-server is not served: it loads and downloads no model.
 
     A model that is loaded, or is about to be, gets such a request, because a newer build may have the path.
@@ -259,7 +266,7 @@ def unknown_path(request: Request, why: Unavailable) -> Unavailable:
         remedy = (
             "check the base URL of the client; a path of your own build is served while its model is loaded"
         )
-    return Unavailable(
+    return HttpError(
         404, f"no known llama-server has the path {path!r}", "not_found_error", "unknown_path", remedy
     )
 
@@ -291,9 +298,11 @@ def answer(
     if head.method not in _READS:
         error = HttpError(405, f"use GET for {head.path.decode()}")
         return 405, error_response(error, _ALLOW, *lines, close=close)
-    if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
-        error = unavailable.as_health() if shows_diagnosis else unavailable.as_state()
-        return error.status, error_response(error, *lines, method=head.method, close=close)
+    if head.path != b"/livez" and (why := backend.readiness()) is not None:
+        error = why if shows_diagnosis else why.without_reason()
+        body = error_body(error, error.message)  # that of llama-server itself, also during a load
+        lines += error_lines(error)
+        return error.status, response(error.status, body, *lines, method=head.method, close=close)
     return 200, response(200, _OK, *lines, method=head.method, close=close)
 
 

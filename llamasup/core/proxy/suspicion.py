@@ -10,7 +10,6 @@ from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.waiting import Waiting
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.suspects import Next, Suspects, next_step
-from llamasup.core.queueing.unavailable import Unavailable
 
 _log = logging.getLogger("llamasup.proxy")
 
@@ -37,7 +36,7 @@ def suspect(request: Request, endpoint: Endpoint, *, sent: bool) -> None:
 
 
 def refuse_if_poison(
-    request: Request, lease: Lease, waiting: Waiting | None, why: Unavailable, *, sent: bool
+    request: Request, lease: Lease, waiting: Waiting | None, why: HttpError, *, sent: bool
 ) -> HttpError | None:
     """The refusal of a request that has ended its server, for the second time and alone. None: it has not.
 
@@ -54,7 +53,7 @@ def refuse_if_poison(
     for explain in ends:
         explain()
     _log.warning("request %s has ended llama-server twice, and is refused", request.id.decode())
-    return suspects.refuse(_fingerprint(request, suspects), monotonic(), why).as_error()
+    return suspects.refuse(_fingerprint(request, suspects), monotonic(), why)
 
 
 def _fingerprint(request: Request, suspects: Suspects) -> bytes:

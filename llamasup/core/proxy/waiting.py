@@ -15,8 +15,8 @@ from llamasup.core.proxy.live.state import InFlight, LivePhase, described
 from llamasup.core.proxy.request import Request, overdue, record_of
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry, RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
-from llamasup.core.queueing.wait_estimate import eta_text, progress_text
+from llamasup.core.queueing.wait_estimate import progress_text
+from llamasup.core.system.text import eta_text
 
 CLIENT_GONE: Final = 499  # as nginx; only for logs and metrics
 
@@ -67,7 +67,7 @@ class Waiting:
 
     # --- entering the queue
 
-    def enter(self) -> Unavailable | None:
+    def enter(self) -> HttpError | None:
         """Queue the request; returns the reason if that is not possible."""
         return self._queue.enter(self.entry)
 
@@ -96,8 +96,7 @@ class Waiting:
 
     def unqueueable_error(self) -> HttpError | None:
         """Why no request can wait for the model; None if requests can."""
-        why = self._queue.unqueueable_reason()
-        return None if why is None else why.as_error()
+        return self._queue.unqueueable_reason()
 
     # --- from the queue
 
@@ -108,9 +107,9 @@ class Waiting:
     def served(self, lease: Lease) -> None:
         self._downstream.wait_ended(self, self._request, lease)
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         self._record(why.status, "unavailable", why.cause)
-        self._downstream.exchange_failed(self._request, why.as_error())
+        self._downstream.exchange_failed(self._request, why)
 
     # --- from the client's connection, as for an exchange
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from llamasup.core.http.address import Address
-from llamasup.core.http.heads import Priority
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
+from llamasup.core.http.heads import HttpError, Priority
+from llamasup.core.queueing.suspects import place_for
 from llamasup.core.queueing.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Endpoint:
         self._leases.add(lease)
         return lease
 
-    def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
+    def lease_if_free(self, *, infers: bool) -> Lease | HttpError:
         """Return a ``lease``, or BUSY if the request needs a permit and none is free."""
         return BUSY if infers and self.busy >= self.max_concurrent else self.lease(infers=infers)
 
@@ -246,7 +246,7 @@ class Endpoint:
         """Call back when the generation ends; for idle keep-alive connections to it."""
         self._on_close.append(callback)
 
-    def close(self, why: Unavailable, *, crashed: bool = False) -> None:
+    def close(self, why: HttpError, *, crashed: bool = False) -> None:
         """End every request in flight because of ``why``, and every idle connection."""
         if self.closed:
             return
@@ -292,7 +292,53 @@ class Endpoint:
             callback()
 
 
-Serving = tuple[Endpoint, ...] | Unavailable
+BUSY: Final = HttpError(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
+"""No permit is free. A request that may not wait gets a longer message from the queue."""
+
+
+def generation_ended(message: str, cause: str = "generation_ended", remedy: str = "") -> HttpError:
+    """Make the reason for requests that end together with their generation."""
+    return HttpError(503, message, cause=cause, remedy=remedy, retry_after_s=1.0)
+
+
+class Reservation:
+    """Keeps at most one ``endpoint`` free for the next suspect, so that it runs alone.
+
+    The endpoint gives out no more permits until all have been returned.
+    """
+
+    __slots__ = ("endpoint",)
+
+    def __init__(self) -> None:
+        self.endpoint: Endpoint | None = None
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self.endpoint!r}>"
+
+    def place(self, eligible: tuple[Endpoint, ...]) -> Endpoint | None:
+        """Find the idle endpoint for the next suspect. None: one is reserved, or another suspect runs."""
+        index = place_for([None if each.trial is not None else each.taken for each in eligible])
+        endpoint = None if index is None else eligible[index]
+        if endpoint is None or endpoint.taken:
+            self._move_to(endpoint)
+            return None
+        self._move_to(None)
+        return endpoint
+
+    def end(self) -> None:
+        """End the reservation: no suspect waits any more."""
+        self._move_to(None)
+
+    def _move_to(self, endpoint: Endpoint | None) -> None:
+        if self.endpoint is not endpoint:
+            if self.endpoint is not None:
+                self.endpoint.reserve(reserved=False)
+            if endpoint is not None:
+                endpoint.reserve(reserved=True)
+            self.endpoint = endpoint
+
+
+Serving = tuple[Endpoint, ...] | HttpError
 """The endpoints that serve a model (at least one; they may be closed by now), or why none does."""
 
 
@@ -310,21 +356,21 @@ class Lease(Struct, eq=False):
     permit_s: float = 0.0
     alone: bool = False
     alone_until_s: float = 0.0
-    _on_revoke: Callable[[Unavailable], None] | None = None
+    _on_revoke: Callable[[HttpError], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Lease of {self.endpoint!r}, {self.weight if self.since_s else 0} permits>"
 
-    def on_revoked(self, callback: Callable[[Unavailable], None]) -> None:
+    def on_revoked(self, callback: Callable[[HttpError], None]) -> None:
         """Call back with the reason when the generation ends while the request is in flight."""
         self._on_revoke = callback
 
-    def revoke(self, why: Unavailable) -> None:
+    def revoke(self, why: HttpError) -> None:
         callback, self._on_revoke = self._on_revoke, None
         if callback is not None:
             callback(why)
 
-    def linger(self, when_closed: Callable[[Unavailable], None]) -> None:
+    def linger(self, when_closed: Callable[[HttpError], None]) -> None:
         """Keep only the permits, for work that the child has not ended; ``release`` returns them.
 
         The request is not in flight any more, so no drain waits for it. ``when_closed`` is called on close.
@@ -394,7 +440,7 @@ def permits_of(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
 
 def eligible_of(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
     """Return the endpoints that are neither closed nor ejected."""
-    if isinstance(state, Unavailable):
+    if isinstance(state, HttpError):
         return ()
     return tuple(endpoint for endpoint in state if not endpoint.closed and endpoint.ejected_until_s <= now_s)
 
@@ -405,14 +451,14 @@ def with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
 
 def next_readmission_s(state: Serving, now_s: float) -> float:
     """Return when the next ejection ends, or the next lease shares its endpoint again; inf if none does."""
-    endpoints = () if isinstance(state, Unavailable) else state
+    endpoints = () if isinstance(state, HttpError) else state
     ends = [e.ejected_until_s if e.trial is None else e.trial.alone_until_s for e in endpoints]
     return min((at_s for at_s in ends if at_s > now_s), default=float("inf"))
 
 
 def share_again(state: Serving, now_s: float) -> bool:
     """Share the endpoints whose suspects were alone for long enough. Returns whether a suspect is alone."""
-    trials = () if isinstance(state, Unavailable) else [e.trial for e in state if e.trial is not None]
+    trials = () if isinstance(state, HttpError) else [e.trial for e in state if e.trial is not None]
     for trial in trials:
         if trial.alone_until_s <= now_s:
             trial.share()

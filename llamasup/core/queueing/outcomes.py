@@ -10,8 +10,8 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.queueing.endpoint import Endpoint, Lease, Serving
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
+from llamasup.core.http.heads import HttpError
+from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease, Serving
 from llamasup.core.queueing.wait_estimate import retry_after_s, until_served_s
 
 
@@ -25,7 +25,7 @@ class QueueListener(Protocol):
 
     def served(self, lease: Lease) -> None: ...
 
-    def refused(self, why: Unavailable) -> None: ...
+    def refused(self, why: HttpError) -> None: ...
 
 
 class Outlook(Struct, frozen=True):
@@ -45,14 +45,14 @@ class Outlook(Struct, frozen=True):
 _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
 
 
-def no_room(state: Serving, waiting: int, *, may_wait: bool) -> Unavailable:
+def no_room(state: Serving, waiting: int, *, may_wait: bool) -> HttpError:
     """Refuse a request that may not wait: ``waiting`` requests fill the queue, or no request may wait."""
-    if not isinstance(state, Unavailable):
+    if not isinstance(state, HttpError):
         return _busy_queue_full(state, waiting)
     return load_queue_full(state, waiting) if may_wait else state
 
 
-def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
+def load_queue_full(why: HttpError, waiting: int) -> HttpError:
     """Refuse a request because the queue is full and nothing serves."""
     others = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
     return replace(
@@ -63,7 +63,7 @@ def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
     )
 
 
-def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> Unavailable:
+def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> HttpError:
     """No permit is free, and the queue is full. There is room again when the next permit is free."""
     more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     return replace(
@@ -77,12 +77,12 @@ def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> Unavailab
     )
 
 
-def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
+def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> HttpError:
     """Refuse a request at its deadline. ``reachable``: an endpoint serves that is not ejected."""
-    if isinstance(state, Unavailable):
+    if isinstance(state, HttpError):
         why = state
     elif not reachable:
-        why = Unavailable(
+        why = HttpError(
             503, "llama-server accepts no connections", cause="upstream_unreachable", retry_after_s=1.0
         )
     else:

@@ -14,10 +14,11 @@ from secrets import token_bytes
 from time import monotonic
 from typing import Final
 
-from llamasup.core.http.heads import Priority
+from llamasup.core.http.heads import HttpError, Priority
 from llamasup.core.queueing.endpoint import (
     UNLIMITED,
     Endpoint,
+    Reservation,
     Serving,
     eligible_of,
     next_readmission_s,
@@ -26,9 +27,7 @@ from llamasup.core.queueing.endpoint import (
 )
 from llamasup.core.queueing.outcomes import Outlook, QueueListener, free_in_s, no_room, wait_timed_out
 from llamasup.core.queueing.queue_order import FairQueue, Queued
-from llamasup.core.queueing.reservation import Reservation
 from llamasup.core.queueing.suspects import Next, Suspects, alone_s, next_step
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.system.timers import CallLater, DeadlineTimer, call_later
 
 MAX_WAITING: Final = 256  # each holds a connection and its body
@@ -133,7 +132,7 @@ class RequestQueue:
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
         prefer: Callable[[Sequence[Endpoint]], Preference | None] | None = None,
         on_wanted: Callable[[], None] | None = None,
-        on_unserved: Callable[[Unavailable | None], None] | None = None,
+        on_unserved: Callable[[HttpError | None], None] | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: CallLater = call_later,
     ) -> None:
@@ -191,18 +190,18 @@ class RequestQueue:
         self.continues_streams = continues_streams
 
     # --- for the proxy
-    def enter(self, entry: QueueEntry) -> Unavailable | None:
+    def enter(self, entry: QueueEntry) -> HttpError | None:
         """Queue a new request. Returns the reason if it may not wait."""
         if self._successor is not None:
             return self._successor.enter(entry)
         state = self._get_serving()
-        if isinstance(state, Unavailable) and not state.queueable:
+        if isinstance(state, HttpError) and not state.queueable:
             return state
         evicted = None
         if not self._timeout_s or self._is_full(entry):
             evicted, why = self._to_evict(entry), no_room(state, len(self), may_wait=self._timeout_s > 0.0)
             if evicted is None:
-                if isinstance(state, Unavailable) and self._on_wanted is not None:
+                if isinstance(state, HttpError) and self._on_wanted is not None:
                     self._on_wanted()
                 return why
             self._remove(evicted)
@@ -280,17 +279,17 @@ class RequestQueue:
             return entry.queue.outlook(entry)
         state = self._get_serving()
         position = self._position(entry)
-        if isinstance(state, Unavailable):
+        if isinstance(state, HttpError):
             wait_s = state.retry_after_s or None if state.eta_s is None else state.eta_s
             return Outlook(position, wait_s, loads=True, percent=state.percent, eta_s=state.eta_s)
         return Outlook(position, free_in_s(state, position) or None, loads=False)
 
-    def unqueueable_reason(self) -> Unavailable | None:
+    def unqueueable_reason(self) -> HttpError | None:
         """Say why no generation will come, so that no request may wait. None: requests may wait."""
         if self._successor is not None:
             return self._successor.unqueueable_reason()
         state = self._get_serving()
-        return state if isinstance(state, Unavailable) and not state.queueable else None
+        return state if isinstance(state, HttpError) and not state.queueable else None
 
     def transfer_to(self, successor: RequestQueue) -> None:
         """Move all entries, past any limit, to the queue of the model that replaces this one.
@@ -369,7 +368,7 @@ class RequestQueue:
         entry.position = entry.position or self._position(entry)
         at_once = with_free_permit(eligible) if entry.needs_permit and not entry.runs_alone else eligible
         self._timer.schedule(now_s if at_once else min(entry.deadline_s, next_readmission_s(state, now_s)))
-        if isinstance(state, Unavailable) and self._on_wanted is not None:
+        if isinstance(state, HttpError) and self._on_wanted is not None:
             self._entering = True
             try:
                 self._on_wanted()
@@ -402,7 +401,7 @@ class RequestQueue:
         state = self._get_serving()
         self._update_unserved_clock(now_s, serves=bool(eligible_of(state, now_s)))
         is_tried = share_again(state, now_s)
-        if not isinstance(state, Unavailable):
+        if not isinstance(state, HttpError):
             self._serve(now_s)
         elif not state.queueable:
             self._reject(tuple(self._entries()), state)
@@ -464,13 +463,13 @@ class RequestQueue:
         entry.listener.served(lease)
         return True
 
-    def _reject(self, entries: tuple[QueueEntry, ...], why: Unavailable) -> None:
+    def _reject(self, entries: tuple[QueueEntry, ...], why: HttpError) -> None:
         for entry in entries:
             if entry.waits:
                 self._remove(entry)
                 entry.listener.refused(why)
                 self._notify_unserved(why)
 
-    def _notify_unserved(self, why: Unavailable | None) -> None:
+    def _notify_unserved(self, why: HttpError | None) -> None:
         if self._on_unserved is not None:
             self._on_unserved(why)

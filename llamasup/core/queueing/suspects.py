@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.queueing.unavailable import Unavailable
+from llamasup.core.http.heads import HttpError
 
 MAX_ENDS: Final = 3
 """A request sees at most so many ends: at the second one, another request may have been in flight."""
@@ -27,7 +27,7 @@ MAX_KEPT: Final = 256
 
 POISON: Final = b'"poison_request"'
 """The part of a refusal by which its body is recognized."""
-_POISON: Final = Unavailable(
+_POISON: Final = HttpError(
     503,
     "This request has ended its llama-server twice, the second time while no other request ran",
     cause="poison_request",
@@ -82,7 +82,7 @@ class Suspicion(Struct, frozen=True):
     """
 
     until_s: float
-    refusal: Unavailable | None = None
+    refusal: HttpError | None = None
     ends: tuple[Callable[[], None], ...] = ()
 
 
@@ -122,10 +122,10 @@ class Suspects:
             ends = (end,) if known is None else (*known.ends, end)[-MAX_ENDS:]
             self._keep(fingerprint, Suspicion(now_s + KEPT_S, ends=ends))
 
-    def refuse(self, fingerprint: bytes, now_s: float, why: Unavailable) -> Unavailable:
+    def refuse(self, fingerprint: bytes, now_s: float, why: HttpError) -> HttpError:
         """Refuse requests with this body from now on; returns their refusal. ``why`` is the last end."""
         message = f"{_POISON.message}: {why.message}"
-        refusal = Unavailable(_POISON.status, message, cause=_POISON.cause, remedy=_POISON.remedy)
+        refusal = HttpError(_POISON.status, message, cause=_POISON.cause, remedy=_POISON.remedy)
         self._keep(fingerprint, Suspicion(now_s + KEPT_S, refusal))
         return refusal
 

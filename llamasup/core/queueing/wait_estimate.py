@@ -9,6 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from llamasup.core.system.text import eta_text
+
 
 class ServedLoad(Struct, frozen=True):
     """The load of one model's servers.
@@ -60,12 +62,3 @@ def progress_text(percent: float | None, eta_s: float | None, *, after: str = " 
     share = "" if percent is None else f"{percent:.0f} %"
     left = "" if eta_s is None else f"{eta_text(eta_s)}{after}"
     return ", ".join(filter(None, (share, left)))
-
-
-def eta_text(eta_s: float) -> str:
-    """Write ``12 s`` or ``2 min 5 s``: an estimate has no tenths."""
-    seconds = max(1, round(eta_s))
-    minutes, rest = divmod(seconds, 60)
-    if not minutes:
-        return f"{seconds} s"
-    return f"{minutes} min" + (f" {rest} s" if rest else "")

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.address import Address, UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
 from llamasup.core.llama_server.log_lines import (
     DRAFTED,
@@ -31,8 +32,7 @@ from llamasup.core.llama_server.log_lines import (
 )
 from llamasup.core.llama_server.rpc.in_use import USED
 from llamasup.core.planning.measured.load_history import acceptance, is_low
-from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.core.supervision import states
 from llamasup.core.supervision.events import Bus, ServerWarned
 from llamasup.core.supervision.load_watch import LoadWatch
@@ -167,7 +167,7 @@ class Generation:
             self._slots.cancel()
         self._slots = self.start(work)
 
-    def close(self, why: Unavailable, *, crashed: bool) -> None:
+    def close(self, why: HttpError, *, crashed: bool) -> None:
         """End the running requests of clients, and those of llamasup: llama-server does not exit while it
         works on one (b11434).
         """

@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_never
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.redaction import redact_paths
 from llamasup.core.planning.ladder import OUT_OF_MEMORY
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.queueing.wait_estimate import retry_after_s, until_loaded_s
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.states import Instance, State
 from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
 
-STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
-NOT_RUNNING = Unavailable(
+STOPPING = HttpError(503, "The server is stopping", cause="stopping")
+NOT_RUNNING = HttpError(
     503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load", absent=True
 )
 _LACKS_MEMORY = frozenset({DoesNotFit.cause, *OUT_OF_MEMORY})
@@ -39,7 +39,7 @@ def unavailable(
     load_s: float | None,
     wait_timeout_s: float,
     answers_while_loading: bool,
-) -> Unavailable:
+) -> HttpError:
     """The answer to a request that finds no open endpoint.
 
     ``load``: the progress of the current start. ``start_in_s``: until the next start. ``load_s``: the time of
@@ -54,7 +54,7 @@ def unavailable(
         case State.DRAINING | State.STOPPING if is_last(instance):
             return STOPPING
         case State.DRAINING | State.STOPPING:
-            return Unavailable(
+            return HttpError(
                 503,
                 "The server is restarting",
                 cause="restarting",
@@ -66,7 +66,7 @@ def unavailable(
         case State.BACKOFF | State.FAILED as state:
             last = instance.last
             in_time = start_in_s <= wait_timeout_s
-            return Unavailable(
+            return HttpError(
                 503,
                 (last and redact_paths(last.message, ())) or "llama-server ended",
                 cause=last.cause if last else "",
@@ -78,9 +78,9 @@ def unavailable(
             assert_never(unreachable)
 
 
-def _loading(load: LoadProgress, load_s: float | None, *, queueable: bool) -> Unavailable:
+def _loading(load: LoadProgress, load_s: float | None, *, queueable: bool) -> HttpError:
     ready_in_s = until_loaded_s(load_s, load.elapsed_s) if load.eta_s is None else load.eta_s
-    return Unavailable(
+    return HttpError(
         503,
         "Loading model",
         cause="loading",

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.diagnosis import Diagnosis, Phase, may_be_of_a_request
 from llamasup.core.models.redaction import redact_paths
-from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
+from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease, generation_ended
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
-from llamasup.core.queueing.wait_estimate import LOAD_WEIGHT, eta_text, smoothed
+from llamasup.core.queueing.wait_estimate import LOAD_WEIGHT, smoothed
 from llamasup.core.supervision import probes, states
 from llamasup.core.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.core.supervision.generation import Generation, GenerationContext, begin
@@ -32,6 +32,7 @@ from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.state_machine import InvalidTransition, advance
 from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State, violations
 from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.text import eta_text
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
@@ -162,7 +163,7 @@ class InstanceRunner:
             with suppress(ValueError):
                 self._waiters.remove(entry)
 
-    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False) -> Lease | HttpError:
         generation, state = self._generation, self.instance.state
         # In LOADING the child listens; before that it could not answer.
         if (
@@ -197,7 +198,7 @@ class InstanceRunner:
         """Whether no server will follow: none runs and no start is due, or the last one is ending."""
         return self._closed or is_last(self.instance)
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self) -> HttpError:
         """The reason why no request is served now, and whether a request may wait (S9)."""
         if self._closed:
             return STOPPING
@@ -442,7 +443,7 @@ class InstanceRunner:
                 return "starting"
 
 
-def _ended(reason: str, diagnosis: Diagnosis | None) -> Unavailable:
+def _ended(reason: str, diagnosis: Diagnosis | None) -> HttpError:
     """The error for the clients of running requests."""
     if diagnosis is None:
         return generation_ended(reason)

@@ -127,3 +127,12 @@ def joined_row(parts: Iterable[str]) -> str:
         for part in parts
         for quoted in [part.replace('"', '""')]
     )
+
+
+def eta_text(eta_s: float) -> str:
+    """Write ``12 s`` or ``2 min 5 s``: an estimate has no tenths."""
+    seconds = max(1, round(eta_s))
+    minutes, rest = divmod(seconds, 60)
+    if not minutes:
+        return f"{seconds} s"
+    return f"{minutes} min" + (f" {rest} s" if rest else "")

@@ -26,7 +26,7 @@ from msgspec import Struct
 from llamasup._version import __version__
 from llamasup.core.http.httpx_client import httpx
 from llamasup.core.hub.reference import Ref, origin_of, shown_url
-from llamasup.core.hub.remote_file import retry_after_s
+from llamasup.core.hub.remote_file import parse_retry_after
 from llamasup.core.system.text import printable
 from llamasup.errors import DownloadFailed
 from llamasup.features.downloads.hub_responses import is_transient, refusal
@@ -173,7 +173,7 @@ class DownloadClient:
     def _refuse(self, url: str, response: httpx.Response, *, with_token: bool) -> None:
         status = response.status_code
         if is_transient(status):
-            wait_s = retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
+            wait_s = parse_retry_after(response.headers.get("retry-after"), datetime.now(UTC))
             if wait_s is not None and wait_s > self.retry_policy.max_retry_after_s:
                 raise DownloadFailed(
                     f"{shown_url(url)} answered {status} and asks to retry after {wait_s:.0f} s.",

@@ -25,7 +25,6 @@ from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute
 from llamasup.core.proxy.dialect import LocalAnswer
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.routing import access_denied
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.features.ollama.answer_format import error_line, loaded
 from llamasup.features.ollama.fields import Refused, boolean, decoded, refusal
 from llamasup.features.ollama.files_answer import FilesAnswer
@@ -270,8 +269,8 @@ class OllamaDialect:
         """The route to a model that the request may use. Raises Refused."""
         request.requested_model = _served_name(name, backend)
         route = backend.resolve(request.requested_model)
-        if isinstance(route, Unavailable):
-            raise Refused(access_denied(request, None) or route.as_error())
+        if isinstance(route, HttpError):
+            raise Refused(access_denied(request, None) or route)
         if (denied := access_denied(request, route.model)) is not None:
             raise Refused(denied)
         return route
@@ -286,7 +285,7 @@ def _served_name(name: str, backend: Backend) -> str:
     """The first spelling that names a model; if none does, the name without ``:latest``."""
     names = spellings(name)
     for spelling in names:
-        if not isinstance(backend.resolve(spelling), Unavailable):
+        if not isinstance(backend.resolve(spelling), HttpError):
             return spelling
     return name.removesuffix(":latest")
 
@@ -296,7 +295,7 @@ def _plain_name(name: str, backend: Backend) -> str:
     served = _served_name(name, backend)
     plain = served.removesuffix(":latest")
     found, other = backend.resolve(served), backend.resolve(plain)
-    if isinstance(found, Unavailable) or isinstance(other, Unavailable) or found.model.id != other.model.id:
+    if isinstance(found, HttpError) or isinstance(other, HttpError) or found.model.id != other.model.id:
         return served
     return plain
 

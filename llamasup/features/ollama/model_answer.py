@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
-from llamasup.core.http.heads import HttpError, response, status_line
+from llamasup.core.http.heads import HttpError, response, retry_after_line, status_line
 from llamasup.core.models.spec import KeepResult
 from llamasup.core.proxy.stages import Answered, ResponseForm
 from llamasup.core.queueing.endpoint import Endpoint
@@ -58,17 +58,13 @@ def created_at() -> bytes:
 
 
 def sentence_of(error: HttpError) -> str:
-    return f"{error.message}: {error.remedy}" if error.remedy else error.message
+    return f"{error.sentence}: {error.remedy}" if error.remedy else error.sentence
 
 
 def error_response(error: HttpError, lines: bytes, *, method: bytes, close: bool) -> bytes:
     """Write the complete response for an error of llamasup."""
-    more = [JSON, lines]
-    if error.retry_after_s is not None:
-        more.append(b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)))
-    if error.status == 401:
-        more.append(b"WWW-Authenticate: Bearer\r\n")
-    body = error_line(sentence_of(error))
+    challenge = b"WWW-Authenticate: Bearer\r\n" if error.status == 401 else b""
+    body, more = error_line(sentence_of(error)), (JSON, lines, retry_after_line(error), challenge)
     return response(error.status, body, *more, method=method, close=close, json=False)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel, unnamed_model
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.model_listing import ModelListing, encode_list, encode_one
 from llamasup.core.pool.replicas.replica_set import ModelRoute
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.features.peers.groups import ModelGroup, warm
 from llamasup.features.peers.known import KnownNode, NodeState
 from llamasup.features.peers.peers import NodeRoute, Peers
@@ -24,11 +24,11 @@ class NodesBackend:
 
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | NodeRoute | Unavailable:
+    ) -> ModelRoute | NodeRoute | HttpError:
         if local or model is None:
             found = self._catalog.resolve(model, create=create)
-            if model is None and not local and isinstance(found, Unavailable):
-                return Unavailable.because(unnamed_model(self._ids()))
+            if model is None and not local and isinstance(found, HttpError):
+                return unnamed_model(self._ids())
             return found
         route = self._peers.routes.get(model)
         if route is not None:
@@ -44,7 +44,7 @@ class NodesBackend:
         here = (entry["id"] for entry in self._catalog.listing().entries())
         return tuple(dict.fromkeys((*here, *(group.model.id for group in self._peers.groups))))
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         return self._catalog.readiness()
 
     def listing(self) -> NodesListing:

@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeModel
 from llamasup.core.pool.why.state_reasons import Explanation
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.queueing.wait_estimate import ServedLoad, progress_text, retry_after_s
 from llamasup.core.system.text import sentence
 from llamasup.features.peers.known import KnownNode, NodeState
@@ -121,13 +121,13 @@ def _gets_requests(known: KnownNode | None) -> bool:
     return known is not None and known.gets_requests
 
 
-def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavailable:
+def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> HttpError:
     """Return the answer to requests while no node can take them."""
     id_ = group.model.id
     present = [(name, model) for name, model in group.nodes.items() if _gets_requests(nodes.get(name))]
     for name, model in present:
         if model.can_serve:
-            return Unavailable(
+            return HttpError(
                 503,
                 f"The node {name!r} loads the model {id_!r}",
                 cause="loading",
@@ -139,7 +139,7 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
             )
     if present:
         name, model = present[0]
-        return Unavailable(
+        return HttpError(
             503,
             model.problem or f"The node {name!r} cannot load the model {id_!r}",
             cause="node_failed",
@@ -147,7 +147,7 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
         )
     if group.expected is not None:
         eta_s = group.expected.eta_s
-        return Unavailable(
+        return HttpError(
             503,
             group.expected.message,
             cause="loading",
@@ -158,7 +158,7 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
     known = [nodes[name] for name in group.nodes if name in nodes]
     if all(node.peer.leaving for node in known):
         if any(node.state is NodeState.CONNECTING and not node.peer.leaving for node in nodes.values()):
-            return Unavailable(
+            return HttpError(
                 503,
                 f"No node that has answered yet has the model {id_!r}",
                 cause="node_absent",
@@ -166,10 +166,10 @@ def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavail
                 retry_after_s=RETRY_S,
                 queueable=True,
             )
-        return Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
+        return HttpError(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
     final = all(node.state is NodeState.REFUSED for node in known)
     shown = " and ".join(f"the node {node.peer.name!r}" for node in known[:3])
-    return Unavailable(
+    return HttpError(
         503,
         f"The model {id_!r} is on {shown}, which cannot be reached",
         cause="node_absent",

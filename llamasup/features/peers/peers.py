@@ -15,13 +15,13 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.names import NameIndex
 from llamasup.core.observability.counters import NodeGauges
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.node_listing import NodeListing
 from llamasup.core.queueing.endpoint import NodeLink
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.core.system.text import sentence
 from llamasup.features.peers.groups import ModelGroup, explain_nodes, groups_of
@@ -247,7 +247,7 @@ class Peers:
             if self._waiting.pop(id_, 0):
                 self.membership.wanted(id_, 0)
             self._models.pop(id_).close(
-                Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
+                HttpError(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
             )
         self.routes = routes
         self.index = NameIndex({name: route.model.id for name, route in routes.items()})

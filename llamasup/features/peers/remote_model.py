@@ -17,11 +17,19 @@ from msgspec.structs import replace
 
 from llamasup.core.http.address import Address
 from llamasup.core.http.finish_reason import ContextWindow
+from llamasup.core.http.heads import HttpError
 from llamasup.core.pool.replicas.load_balancer import LoadBalancer
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
-from llamasup.core.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
+from llamasup.core.queueing.endpoint import (
+    BUSY,
+    Endpoint,
+    Lease,
+    NodeLink,
+    Serving,
+    generation_ended,
+    permits_of,
+)
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import BUSY, Unavailable, generation_ended
 from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.features.peers.groups import (
@@ -88,18 +96,18 @@ class RemoteModel:
         self._generations = 0
         self._restarts: dict[str, int] = {}
         self._on_idle = on_idle
-        self._paused: Unavailable | None = None
+        self._paused: HttpError | None = None
         self._clock = clock
 
     def __repr__(self) -> str:
         return f"<RemoteModel {self.group.model.id!r}: {list(self.endpoints.values())!r}, {self.queue!r}>"
 
     # --- for the proxy
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         if self._only is not None:
             return self._only.lease_if_free(infers=infers)
         state = self.serving()
-        if isinstance(state, Unavailable):
+        if isinstance(state, HttpError):
             return state
         free = self.free(state) if infers else state
         if not free:
@@ -121,7 +129,7 @@ class RemoteModel:
             slots, free = permits_of(self.warm)
             return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
         state = self.serving()
-        if isinstance(state, Unavailable):
+        if isinstance(state, HttpError):
             loads = state.cause == "loading"
             return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
         return ServedLoad(0, 0, waiting)
@@ -178,12 +186,12 @@ class RemoteModel:
         self._only = self._warm[0] if is_only and self._paused is None else None
         self.queue.changed()
 
-    def pause(self, why: Unavailable) -> None:
+    def pause(self, why: HttpError) -> None:
         """Grant no leases any more."""
         self._paused, self._only = why, None
         self.queue.changed()
 
-    def close(self, why: Unavailable) -> None:
+    def close(self, why: HttpError) -> None:
         """End the requests and reject the waiting ones, because no node has the model any more."""
         self._why, self._warm, self._cold, self._only = why, (), None, None
         for name in tuple(self.endpoints):
@@ -191,7 +199,7 @@ class RemoteModel:
         self.queue.changed()
 
     # --- private
-    def _why_not(self) -> Unavailable:
+    def _why_not(self) -> HttpError:
         """Return why no node serves it, with the remaining time of a start that nothing reports about."""
         why, expected = self._why, self.group.expected
         if expected is None or expected.ready_at_s is None or why.message != expected.message:
@@ -262,12 +270,12 @@ class SharedModel:
         """The repairs, which also apply to requests that another node gets first: they may come back."""
         return self.here.repairs
 
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         choice = self.last = self._choice()
         elsewhere = self.elsewhere
         if choice.where is Where.HERE:
             matching = elsewhere.free(elsewhere.warm) if infers else ()
-            if not matching or isinstance(state := self.here.serving(), Unavailable):
+            if not matching or isinstance(state := self.here.serving(), HttpError):
                 return self.here.lease(infers=infers, body=body)
             near = elsewhere.free(state)
             if near:  # another node gets it only if its cache has the beginning of the prompt

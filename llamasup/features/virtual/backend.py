@@ -15,7 +15,6 @@ from llamasup.core.models.names import folded
 from llamasup.core.models.virtual import Candidate, candidates_of, spellings_of
 from llamasup.core.pool.catalog.model_listing import encode_list, encode_one
 from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute, ServedModel
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.sections import VirtualEntry
 from llamasup.features.virtual.choice import Option, choose, explain_virtual, listed_virtual
@@ -48,14 +47,14 @@ class Models(Backend, Protocol):
 
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> KnownRoute | Unavailable: ...
+    ) -> KnownRoute | HttpError: ...
     def listing(self) -> Listing: ...
 
 
 class Resolve(Protocol):
     def __call__(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | Unavailable: ...
+    ) -> ModelRoute | HttpError: ...
 
 
 _Known = tuple[Candidate, KnownRoute]
@@ -126,20 +125,18 @@ class VirtualBackend:
     # --- Backend ----------------------------------------------------------------------------------------
     def _resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | Unavailable:
+    ) -> ModelRoute | HttpError:
         name = None if model is None else self.named(model)
         if name is not None:
-            return Unavailable.because(unknown_model(name)) if local else self._route(name, create=create)
+            return unknown_model(name) if local else self._route(name, create=create)
         route = self._models.resolve(model, create=create, local=local)
-        if isinstance(route, Unavailable) or (own := self.with_own_names(route.model)) is route.model:
+        if isinstance(route, HttpError) or (own := self.with_own_names(route.model)) is route.model:
             return route
         if self.named(route.model.id) is not None:
-            return Unavailable.because(
-                unnamed_model(tuple(self._entries)) if model is None else unknown_model(model)
-            )
+            return unnamed_model(tuple(self._entries)) if model is None else unknown_model(model)
         return _PlainRoute(own, route.served)
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         return self._models.readiness()
 
     def listing(self) -> Listing:
@@ -180,8 +177,8 @@ class VirtualBackend:
     def why(self, name: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the answer of ``GET models/{id}/why`` for a virtual model. ``why_of``: that of a model."""
         routes = self._routes(name, create=False)
-        known = [route for _, route in routes if not isinstance(route, Unavailable)]
-        missing = [candidate.model for candidate, route in routes if isinstance(route, Unavailable)]
+        known = [route for _, route in routes if not isinstance(route, HttpError)]
+        missing = [candidate.model for candidate, route in routes if isinstance(route, HttpError)]
         options = [Option(route.model.id, route.served.load(), route.model.works) for route in known]
         found = explain_virtual(name, options, missing)
         own = why_of(options[choose([option.load for option in options]).index].model) if options else {}
@@ -193,16 +190,16 @@ class VirtualBackend:
             "decisions": own.get("decisions", []),
         }
 
-    def _routes(self, name: str, *, create: bool) -> list[tuple[Candidate, KnownRoute | Unavailable]]:
+    def _routes(self, name: str, *, create: bool) -> list[tuple[Candidate, KnownRoute | HttpError]]:
         candidates = self._candidates[name]
         create = create and len(candidates) == 1
         return [(candidate, self._models.resolve(candidate.model, create=create)) for candidate in candidates]
 
-    def _route(self, name: str, *, create: bool = False) -> _VirtualRoute | Unavailable:
+    def _route(self, name: str, *, create: bool = False) -> _VirtualRoute | HttpError:
         routes = self._routes(name, create=create)
-        known = [(candidate, route) for candidate, route in routes if not isinstance(route, Unavailable)]
+        known = [(candidate, route) for candidate, route in routes if not isinstance(route, HttpError)]
         if not known:
-            first = next(route for _, route in routes if isinstance(route, Unavailable))
+            first = next(route for _, route in routes if isinstance(route, HttpError))
             return replace(first, message=f"The virtual model {name!r} has no model: {first.message}")
         return _chosen(name, known)
 
@@ -210,11 +207,11 @@ class VirtualBackend:
     def names(self) -> Collection[str]:
         return self._entries.keys()
 
-    def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | Unavailable]]:
+    def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | HttpError]]:
         """Return each virtual model, and where a request for it goes now."""
         return map(self.listed_one, self._entries)
 
-    def listed_one(self, name: str) -> tuple[str, VirtualEntry, _VirtualRoute | Unavailable]:
+    def listed_one(self, name: str) -> tuple[str, VirtualEntry, _VirtualRoute | HttpError]:
         return name, self._entries[name], self._route(name)
 
 
@@ -238,7 +235,7 @@ class VirtualListing:
             if self._backend.named(known["id"]) is None:
                 yield self._shown(known)
         for name, entry, route in self._backend.listed():
-            model = ResolvedModel((name,)) if isinstance(route, Unavailable) else route.model
+            model = ResolvedModel((name,)) if isinstance(route, HttpError) else route.model
             if allowed is None or allowed(model):
                 yield self._entry(name, entry, route)
 
@@ -252,7 +249,7 @@ class VirtualListing:
         aliases = entry.get("aliases", ())
         return {**entry, "aliases": tuple(alias for alias in aliases if self._backend.named(alias) is None)}
 
-    def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | Unavailable) -> dict[str, Any]:
-        if isinstance(route, Unavailable):
+    def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | HttpError) -> dict[str, Any]:
+        if isinstance(route, HttpError):
             return listed_virtual(name, entry, None, route.message)
         return listed_virtual(name, entry, self._models.entry(route.candidate.model))

@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from llamasup.core.http.routes import Work
 from llamasup.core.pool.why.state_reasons import Explanation
-from llamasup.core.queueing.wait_estimate import ServedLoad, eta_text
+from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.sections import VirtualEntry
+from llamasup.core.system.text import eta_text
 
 RULE: Final = (
     "A request takes the first of them that is loaded and has a free slot; else the loaded one with the "

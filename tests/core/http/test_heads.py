@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,6 +226,27 @@ def test_retry_after_is_in_whole_seconds_and_at_least_one(seconds: float, header
     assert b"\r\nRetry-After: " + header + b"\r\n" in error_response(
         HttpError(503, "no", retry_after_s=seconds)
     )
+
+
+@pytest.mark.parametrize(
+    ("percent", "eta_s", "progress"),
+    [(43.2, 12.3, "; 43 % loaded, about 12 s left"), (None, 12.3, ""), (43.2, None, ""), (None, None, "")],
+)
+def test_message_says_how_far_a_load_is(percent: float | None, eta_s: float | None, progress: str) -> None:
+    why = HttpError(503, "Loading model", cause="loading", percent=percent, eta_s=eta_s)
+    for body, message in [
+        (error_body(why), f"Loading model{progress}"),
+        (error_body(why, why.message), "Loading model"),
+    ]:
+        error = msgspec.json.decode(body)["error"]
+        assert error["message"] == message
+        assert (error.get("percent"), error.get("eta_s")) == (percent, eta_s)
+
+
+@pytest.mark.parametrize(("status", "type_"), [(503, "unavailable_error"), (404, "invalid_request_error")])
+def test_type_of_an_error_follows_from_its_status(status: int, type_: str) -> None:
+    assert HttpError(status, "no").type == type_
+    assert HttpError(status, "no", "server_error").type == "server_error"
 
 
 def test_error_about_a_path_outside_utf8_can_be_written() -> None:

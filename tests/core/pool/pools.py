@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.names import NameIndex
 from llamasup.core.models.registry import Registry
 from llamasup.core.models.spec import ModelSpec, Stay
@@ -29,7 +30,6 @@ from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.processes import Runners
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.model import ModelSettings, Settings
 from llamasup.core.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.core.supervision.states import Policy, State
@@ -122,12 +122,12 @@ class PoolRequest:
     def __init__(self, catalog: Catalog, model: str) -> None:
         self.body = b""
         self.lease: Lease | None = None
-        self.why: Unavailable | None = None
+        self.why: HttpError | None = None
         self._over = asyncio.Event()
         self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         route = catalog.resolve(model, create=True)
-        found = route if isinstance(route, Unavailable) else route.served.lease(infers=True)
-        if not isinstance(route, Unavailable) and isinstance(found, Unavailable) and found.queueable:
+        found = route if isinstance(route, HttpError) else route.served.lease(infers=True)
+        if not isinstance(route, HttpError) and isinstance(found, HttpError) and found.queueable:
             found = route.served.queue.enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)
@@ -138,7 +138,7 @@ class PoolRequest:
         self.lease = lease
         self._over.set()
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         self.why = why
         self._over.set()
 
@@ -146,7 +146,7 @@ class PoolRequest:
     def waits(self) -> bool:
         return not self._over.is_set()
 
-    async def answer(self) -> Lease | Unavailable:
+    async def answer(self) -> Lease | HttpError:
         async with asyncio.timeout(PATIENCE_S):
             await self._over.wait()
         found = self.lease or self.why
@@ -159,9 +159,9 @@ class PoolRequest:
         assert isinstance(found, Lease), found
         return found.endpoint.generation
 
-    async def refusal(self) -> Unavailable:
+    async def refusal(self) -> HttpError:
         found = await self.answer()
-        assert isinstance(found, Unavailable), found
+        assert isinstance(found, HttpError), found
         return found
 
     def finish(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import Stay
 from llamasup.core.pool.answers import downloading, pause_of, reason_of
 from llamasup.core.pool.model_states import Model, ModelState, Rollout, RolloutStep, Sizing
-from llamasup.core.queueing.unavailable import Unavailable
 from scripts.generated.pool_states import ANSWER, ERROR, SPECS
 
 MODEL = Model(SPECS[0])
@@ -80,7 +80,7 @@ def test_model_by_command_answers_for_itself_unless_a_command_loads_it() -> None
     assert waiting.queueable
 
 
-def _reason(model: Model) -> Unavailable:
+def _reason(model: Model) -> HttpError:
     reason = reason_of(model)
     assert reason is not None
     return reason

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import RAM
 from llamasup.core.pool.answers import as_unavailable
 from llamasup.core.pool.estimate import estimate_model
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.model import ModelSettings, Settings
 from llamasup.errors import ModelMissing
 from tests.core.planning.plans import GIB
@@ -83,12 +83,12 @@ def test_clients_see_the_load_error_without_paths() -> None:
     assert (shown.status, shown.cause) == (503, "model_missing")
     assert (shown.message, shown.remedy) == ("tiny.gguf: there is no such file", "Did you mean tyni.gguf?")
 
-    server = Unavailable(
+    server = HttpError(
         503, "The file '/secret/p.gguf' cannot be opened.", "server_error", "x", "See /secret."
     )
     shown = as_unavailable(error, spec, server)
     assert (shown.status, shown.type, shown.cause, shown.remedy) == (503, "server_error", "x", "")
     assert shown.message == "The file 'p.gguf' cannot be opened."
 
-    shown = as_unavailable(error, spec, Unavailable(503, "The folder '/secret' cannot be read."))
+    shown = as_unavailable(error, spec, HttpError(503, "The folder '/secret' cannot be read."))
     assert shown.message == "The model 'tiny' cannot be loaded: llamasup's log says why"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.http.heads import HttpError
+from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from tests.core.proxy.rig import CHAT, Rig, Wire, post
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
-FAILED = Unavailable(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
-STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
+LOADING = HttpError(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
+FAILED = HttpError(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
+STOPPING = HttpError(503, "The server is stopping", cause="stopping")
 
 
-def make_unavailable(rig: Rig, why: Unavailable) -> None:
+def make_unavailable(rig: Rig, why: HttpError) -> None:
     """Let no generation serve, for the reason ``why``."""
 
     def change() -> None:
@@ -21,7 +21,7 @@ def make_unavailable(rig: Rig, why: Unavailable) -> None:
     rig.call(change)
 
 
-def end_generation(rig: Rig, why: Unavailable = LOADING, *, crashed: bool = False) -> None:
+def end_generation(rig: Rig, why: HttpError = LOADING, *, crashed: bool = False) -> None:
     """End the generation and its requests."""
     make_unavailable(rig, why)
     ended = generation_ended("llama-server was killed")

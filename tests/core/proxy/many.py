@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import resolved, unknown_model, unnamed_model
 from llamasup.core.models.names import NameIndex
 from llamasup.core.models.spec import ModelSpec
@@ -14,7 +15,6 @@ from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
 from tests.core.proxy.rig import PATIENCE_S, Rig, Wire
 
@@ -28,7 +28,7 @@ class Model:
         self.spec = spec
         self.model = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
-        self.unavailable: Unavailable | None = None
+        self.unavailable: HttpError | None = None
         self.waits = 0  # requests that began to wait for the model
         self.queue = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
@@ -41,7 +41,7 @@ class Model:
 
     repairs = NO_REPAIRS
 
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
     def _want(self) -> None:
@@ -61,17 +61,15 @@ class ManyModels:
         self.created: list[str | None] = []  # names that a request may download
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
-    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Model | Unavailable:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Model | HttpError:
         found = self._find(model)
         if isinstance(found, Model):
             return found
         if create:
             self.created.append(model)
-        return Unavailable.because(
-            unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
-        )
+        return unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         return None
 
     def listing(self) -> ModelListing:

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.pool.catalog.model_listing import ModelListing
@@ -28,7 +29,6 @@ from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import MAX_WAITING, RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
 from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.kit.patience import PATIENCE_S as PATIENCE_S
@@ -138,7 +138,7 @@ class OneModel:
 
     def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
         self.endpoint = endpoint
-        self.unavailable: Unavailable | None = None
+        self.unavailable: HttpError | None = None
         self.waiting = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, max_waiting=max_queued
         )
@@ -159,14 +159,14 @@ class OneModel:
 
     repairs = NO_REPAIRS
 
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         self.requested_models.append(model)
         return self
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         return self.unavailable
 
     def listing(self) -> ModelListing | None:

@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.proxy import Limits, ProxyConfig
-from llamasup.core.queueing.unavailable import generation_ended
+from llamasup.core.queueing.endpoint import generation_ended
 from llamasup.core.supervision.probes import traffic_of
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import await_queued

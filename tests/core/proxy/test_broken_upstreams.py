@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.http.heads import HttpError
+from llamasup.core.queueing.endpoint import generation_ended
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import (
     CHAT,
@@ -224,7 +225,7 @@ def test_child_that_does_not_listen_is_a_503_with_retry_after(rig: Rig) -> None:
 
 
 def test_missing_generation_is_a_503_with_message_of_backend(rig: Rig) -> None:
-    rig.backend.unavailable = Unavailable(503, "Loading model", retry_after_s=2.5)
+    rig.backend.unavailable = HttpError(503, "Loading model", retry_after_s=2.5)
     head, body = rig.ask(post(CHAT, b"{}"))
     assert status(head) == 503
     assert field(head, b"retry-after") == b"3"

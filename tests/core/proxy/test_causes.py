@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.queueing.endpoint import generation_ended
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, get, post, status, streaming
 
@@ -29,7 +30,7 @@ def error_in(rest: bytes) -> dict[str, Any]:
     return error
 
 
-def end_generation(rig: Rig, why: Unavailable = KILLED) -> None:
+def end_generation(rig: Rig, why: HttpError = KILLED) -> None:
     rig.call(lambda: rig.endpoint.close(why))
 
 

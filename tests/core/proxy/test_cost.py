@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 import pytest
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.proxy import Proxy, ProxyConfig, reader
 from llamasup.core.proxy.access_policy import AccessPolicy
@@ -30,7 +31,6 @@ from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.proxy.upstream.pool import UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
 from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.core.proxy.conftest import MakeRig
@@ -88,7 +88,7 @@ class OneModel:
 
     repairs = NO_REPAIRS
 
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         return self.endpoint.lease_if_free(infers=infers)
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from llamasup.core.auth.key_source import KeyFile
 from llamasup.core.http.chunks import Dechunker
 from llamasup.core.http.finish_reason import ContextWindow
+from llamasup.core.http.heads import HttpError
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.proxy import Limits, ProxyConfig
 from llamasup.core.proxy.request import Request
-from llamasup.core.queueing.unavailable import Unavailable
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import await_queued, end_generation, make_unavailable
 from tests.core.proxy.key_files import keys_of
@@ -473,7 +473,7 @@ def test_internal_error_releases_the_quota_of_the_key(
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     if failing in {"queue", "_on_wanted"}:
-        rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
+        rig.backend.unavailable = HttpError(503, "Loading model", queueable=True)
     owners = {"pool_of": rig.proxy, "_on_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
@@ -500,7 +500,7 @@ def test_internal_error_releases_the_quota_of_the_key(
 @pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
 def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
+    rig.backend.unavailable = HttpError(503, "Loading model", queueable=True)
     piece = get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST") + b"x" * 100_000
     rig.connect().send(piece)
     eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) > 0)
@@ -513,11 +513,11 @@ def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_ri
 def test_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
     rig, _ = limited(make_rig, "rpm=1")
     for _ in range(3):
-        rig.backend.unavailable = Unavailable(503, "The model is broken", queueable=waits)
+        rig.backend.unavailable = HttpError(503, "The model is broken", queueable=waits)
         client = rig.send(chat(b"one"))
         if waits:
             await_queued(rig, 1)
-            rig.backend.unavailable = Unavailable(503, "The model is broken")
+            rig.backend.unavailable = HttpError(503, "The model is broken")
             rig.call(rig.backend.waiting.changed)
         error_of(client, 503)
         assert rig.record().outcome == "unavailable"
@@ -543,7 +543,7 @@ def test_request_sent_before_a_crash_counts(make_rig: MakeRig) -> None:
     client = rig.send(chat(b"one"))
     rig.accept().message()
     end_generation(rig)
-    make_unavailable(rig, Unavailable(503, "The model is broken"))
+    make_unavailable(rig, HttpError(503, "The model is broken"))
     error_of(client, 503)
     assert rig.record().outcome == "unavailable"
     client = rig.send(chat(b"one"))

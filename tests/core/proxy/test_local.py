@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.http.heads import HeadRules
+from llamasup.core.http.heads import HeadRules, HttpError
 from llamasup.core.proxy import ProxyConfig, bind, bind_unix
-from llamasup.core.queueing.unavailable import Unavailable
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import Rig, answer, field, get, status
 
-LOADING = Unavailable(503, "Loading model", retry_after_s=1.0)
+LOADING = HttpError(503, "Loading model", retry_after_s=1.0)
 LOADING_BODY = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
 
 
@@ -49,12 +48,12 @@ def test_loading_server_is_alive(rig: Rig) -> None:
 
 
 def test_readyz_reports_cause_and_remedy(rig: Rig) -> None:
-    rig.backend.unavailable = Unavailable(503, "it crashed", cause="crash_loop", remedy="look at the log")
+    rig.backend.unavailable = HttpError(503, "it crashed", cause="crash_loop", remedy="look at the log")
     error = json.loads(rig.ask(get(b"/readyz"))[1])["error"]
     assert (error["cause"], error["remedy"]) == ("crash_loop", "Look at the log.")
 
 
-CRASHED = Unavailable(
+CRASHED = HttpError(
     503, "GGML_ASSERT(x) failed", cause="crash_loop", remedy="look at /srv/log", retry_after_s=2.0
 )
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.proxy import ProxyConfig
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.queueing.endpoint import generation_ended
 from tests.core.http.test_requested_model import form, part
 from tests.core.planning.plans import bert, model
 from tests.core.proxy.conftest import MakeRig
@@ -19,7 +20,7 @@ from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.many import ManyModels
 from tests.core.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-ABSENT = Unavailable(
+ABSENT = HttpError(
     503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True, absent=True
 )
 CHATTY = ModelSpec("org/chat:Q4_K_M", "/chat.gguf", aliases=("gpt-4o-mini",), listed=model())

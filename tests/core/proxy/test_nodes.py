@@ -11,12 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.http.heads import error_response
+from llamasup.core.http.heads import HttpError, error_response
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel
-from llamasup.core.queueing.endpoint import NodeLink
+from llamasup.core.queueing.endpoint import NodeLink, generation_ended
 from llamasup.core.queueing.suspects import Suspects
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 from llamasup.features.peers.groups import ModelGroup
 from llamasup.features.peers.known import KnownNode, NodeState
 from llamasup.features.peers.membership import Peer
@@ -147,7 +146,7 @@ def test_request_that_has_ended_servers_of_a_node_goes_to_no_other(two: Two) -> 
     client = two.rig.send(post(CHAT, b"{}"))
     node = two.accept("desk")
     node.message()
-    error = Suspects(b"").refuse(b"", 0.0, generation_ended("it aborted")).as_error()
+    error = Suspects(b"").refuse(b"", 0.0, generation_ended("it aborted"))
     node.send(error_response(error, close=False))
     assert error_of(client, 503)["cause"] == "poison_request"
     assert not two.rig.record().replayed
@@ -336,7 +335,7 @@ def test_one_request_goes_to_a_node_that_has_to_load_the_model(two: Two) -> None
     assert two.rig.call(lambda: two.backend.served.awaits_load)
     two.lists("desk", NodeModel("tiny", state="loading", percent=40.0, eta_s=6.0))
     why = two.rig.call(two.backend.served.serving)
-    assert isinstance(why, Unavailable)
+    assert isinstance(why, HttpError)
     assert (why.percent, why.eta_s) == (40.0, 6.0)
     two.lists("desk", NodeModel("tiny", state="ready", slots=2))
     second = two.accept("desk")

@@ -11,7 +11,7 @@ from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.heads import HttpError
 from llamasup.core.observability.counters import CANCELLED
 from llamasup.core.proxy import Limits, ProxyConfig
-from llamasup.core.queueing.unavailable import generation_ended
+from llamasup.core.queueing.endpoint import generation_ended
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status

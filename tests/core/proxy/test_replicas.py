@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.replicas.replica_set import ModelRoute, ReplicaSet
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.states import Policy
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.core.pool.replicas.test_replica_set import talk
@@ -25,9 +25,9 @@ class Backend:
     def __init__(self, served: ReplicaSet) -> None:
         self.served = served
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         state = self.served.serving()
-        return state if isinstance(state, Unavailable) else None
+        return state if isinstance(state, HttpError) else None
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
         return ModelRoute(ResolvedModel(("tiny",)), self.served)

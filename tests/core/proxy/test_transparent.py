@@ -6,9 +6,8 @@ import json
 
 from msgspec.structs import replace
 
-from llamasup.core.http.heads import HeadRules
+from llamasup.core.http.heads import HeadRules, HttpError
 from llamasup.core.proxy import ProxyConfig
-from llamasup.core.queueing.unavailable import Unavailable
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import await_queued, start_generation
 from tests.core.proxy.rig import CHAT, Rig, answer, get, post, status
@@ -61,7 +60,7 @@ def test_transparent_proxy_forwards_paths_of_llamasup(make_rig: MakeRig) -> None
 
 def test_transparent_proxy_answers_health_while_nothing_serves(make_rig: MakeRig) -> None:
     rig = make_rig(PREFIXED)
-    rig.backend.unavailable = Unavailable(503, "Loading model")
+    rig.backend.unavailable = HttpError(503, "Loading model")
     for path in (b"/x/health", b"/x/v1/health", b"/livez"):  # /livez is an ordinary path here
         head, body = rig.ask(get(path))
         assert status(head) == 503
@@ -70,7 +69,7 @@ def test_transparent_proxy_answers_health_while_nothing_serves(make_rig: MakeRig
 
 def test_request_under_a_prefix_waits_for_the_model(make_rig: MakeRig) -> None:
     rig = make_rig(PREFIXED)
-    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
+    rig.backend.unavailable = HttpError(503, "Loading model", queueable=True)
     client = rig.send(post(b"/x" + CHAT, b"{}"))
     await_queued(rig, 1)
     start_generation(rig)

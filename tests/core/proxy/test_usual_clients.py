@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy import Limits, ProxyConfig
-from llamasup.core.queueing.unavailable import Unavailable
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.rig import CHAT, Rig, answer, field, get, post, status
@@ -47,9 +47,9 @@ def test_unknown_path_loads_no_model(make_many: MakeMany, path: bytes, remedy: s
 
 @pytest.mark.parametrize(
     "why",
-    [Unavailable(503, "Loading model", cause="loading"), Unavailable(503, "was killed", cause="killed")],
+    [HttpError(503, "Loading model", cause="loading"), HttpError(503, "was killed", cause="killed")],
 )
-def test_unknown_path_of_a_model_that_starts_again_is_no_404(make_many: MakeMany, why: Unavailable) -> None:
+def test_unknown_path_of_a_model_that_starts_again_is_no_404(make_many: MakeMany, why: HttpError) -> None:
     """A client tries a 503 again, and no 404."""
     rig, many = make_many()
     many.models["other"].unavailable = why

@@ -14,8 +14,7 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.core.proxy import ProxyConfig
-from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.features.virtual.rewrite import rewritten
 from tests.core.http.test_requested_model import form, part
 from tests.core.planning.plans import model
@@ -25,7 +24,7 @@ from tests.core.proxy.many import ManyModels, Model
 from tests.core.proxy.rig import CHAT, Rig, answer, eventually, get, post, status
 
 QWEN = ModelSpec("qwen", "/q.gguf", listed=model())
-ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
+ABSENT = HttpError(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
 NAME = "qwen:cold"
 CANDIDATE = Candidate("qwen", (Changes(set={"temperature": 0}, system="Be brief."),))
 BODY = b'{"model":"qwen:cold","messages":[ {"role":"user","content":"x"} ],"temperature": 1}'
@@ -58,7 +57,7 @@ class Cold:
 class WithCold(ManyModels):
     def resolve(  # type: ignore[override]
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> Model | Cold | Unavailable:
+    ) -> Model | Cold | HttpError:
         return Cold(self.models["qwen"]) if model == NAME else super().resolve(model)
 
 

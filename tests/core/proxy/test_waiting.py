@@ -11,13 +11,13 @@ from typing import Self
 import pytest
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.backend import ModelRoute
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import (
@@ -436,14 +436,14 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
 
         repairs = NO_REPAIRS
 
-        def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
             return stable.lease_if_free(infers=infers)
 
     class Two:
         def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
             return Stable() if model == "stable" else one
 
-        def readiness(self) -> Unavailable | None:
+        def readiness(self) -> HttpError | None:
             return None
 
         def listing(self) -> None:

@@ -5,8 +5,7 @@ from time import monotonic
 import pytest
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import generation_ended
+from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from itertools import count
 import pytest
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.http.heads import Priority
-from llamasup.core.queueing.endpoint import Endpoint, Lease
+from llamasup.core.http.heads import HttpError, Priority
+from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease
 from llamasup.core.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from tests.core.queueing.test_request_queue import LOADING, TIMEOUT_S, Clock, serving
 
 
@@ -24,7 +23,7 @@ class Model:
     ) -> None:
         self.clock = Clock()
         self.max_concurrent = max_concurrent
-        self.state: Endpoint | Unavailable = LOADING
+        self.state: Endpoint | HttpError = LOADING
         self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
@@ -34,7 +33,7 @@ class Model:
         )
         self.held: dict[str, Lease] = {}
         self.order: list[str] = []
-        self.refused: dict[str, Unavailable] = {}
+        self.refused: dict[str, HttpError] = {}
         self.entries: dict[str, QueueEntry] = {}
         self.generation(1)
 
@@ -50,14 +49,14 @@ class Model:
         self.becomes(endpoint)
         return endpoint
 
-    def becomes(self, state: Endpoint | Unavailable) -> None:
+    def becomes(self, state: Endpoint | HttpError) -> None:
         self.state = state
         self.queue.changed()
 
     def comes(self, name: str, *, infers: bool = True, priority: Priority = Priority.NORMAL) -> str:
         """As the proxy does it: served, queued, or refused. ``a1`` is of client ``a``."""
         self.clock.now_s += 0.001
-        lease = self.state if isinstance(self.state, Unavailable) else self.state.lease_if_free(infers=infers)
+        lease = self.state if isinstance(self.state, HttpError) else self.state.lease_if_free(infers=infers)
         if isinstance(lease, Lease):
             self.served(name, lease)
             return "served"
@@ -93,7 +92,7 @@ class QueueListener:
         if self.then is not None:
             self.then(lease)
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         self.model.refused[self.name] = why
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving
+from llamasup.core.http.heads import HttpError
+from llamasup.core.queueing.endpoint import BUSY, UNLIMITED, Endpoint, Lease, Serving, generation_ended
 from llamasup.core.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
-from llamasup.core.queueing.unavailable import BUSY, Unavailable, generation_ended
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
-FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
+LOADING = HttpError(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
+FAILED = HttpError(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
 TIMEOUT_S = 120.0
 
 
@@ -56,7 +56,7 @@ class QueueRig:
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256) -> None:
         self.clock = Clock()
-        self.state: Endpoint | Unavailable = LOADING
+        self.state: Endpoint | HttpError = LOADING
         self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
@@ -66,7 +66,7 @@ class QueueRig:
         )
         self.served: list[str] = []
         self.leases: dict[str, Lease] = {}
-        self.refused: list[tuple[str, Unavailable]] = []
+        self.refused: list[tuple[str, HttpError]] = []
 
     def request(self, name: str, *, body_bytes: int = 0, needs_permit: bool = True) -> QueueEntry:
         self.clock.now_s += 0.001  # no two arrive at the same time
@@ -83,13 +83,13 @@ class QueueRig:
         assert self.queue.enter(entry) is None
         return entry
 
-    def becomes(self, state: Endpoint | Unavailable) -> None:
+    def becomes(self, state: Endpoint | HttpError) -> None:
         self.state = state
         self.queue.changed()
 
 
-def serving(state: Endpoint | Unavailable) -> Serving:
-    return state if isinstance(state, Unavailable) else (state,)
+def serving(state: Endpoint | HttpError) -> Serving:
+    return state if isinstance(state, HttpError) else (state,)
 
 
 class Client:
@@ -102,7 +102,7 @@ class Client:
         self.rig.served.append(f"{self.name} by {lease.endpoint.generation}")
         self.rig.leases[self.name] = lease
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         self.rig.refused.append((self.name, why))
 
 
@@ -231,7 +231,7 @@ def test_client_that_leaves_during_rejections_gets_none(rig: QueueRig) -> None:
     entries = [rig.enter("a"), rig.enter("b")]
 
     class Leaver(Client):
-        def refused(self, why: Unavailable) -> None:
+        def refused(self, why: HttpError) -> None:
             rig.queue.leave(entries[1])
 
         def served(self, lease: Lease) -> None:

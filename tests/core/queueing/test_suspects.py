@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llamasup.core.queueing.endpoint import generation_ended
 from llamasup.core.queueing.suspects import KEPT_S, MAX_KEPT, Next, Suspects, alone_s, next_step, place_for
-from llamasup.core.queueing.unavailable import generation_ended
 
 WHY = generation_ended("llama-server was ended by SIGABRT", "aborted")
 ENDS: list[str] = []

@@ -5,13 +5,13 @@ import pytest
 from llamasup.core.queueing.wait_estimate import (
     HELD_WEIGHT,
     LONGEST_S,
-    eta_text,
     progress_text,
     retry_after_s,
     smoothed,
     until_loaded_s,
     until_served_s,
 )
+from llamasup.core.system.text import eta_text
 
 
 def test_first_value_is_the_mean_and_later_ones_move_it() -> None:

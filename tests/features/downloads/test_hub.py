@@ -31,7 +31,7 @@ from llamasup.core.hub.remote_file import (
     RemoteFile,
     content_range,
     linked_sha256,
-    retry_after_s,
+    parse_retry_after,
     strong_etag,
     why_not_resumed,
 )
@@ -557,12 +557,12 @@ def test_content_range_headers() -> None:
 
 def test_retry_after_headers() -> None:
     now = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-    assert retry_after_s("7", now) == 7.0
-    assert retry_after_s("Thu, 01 Jan 2026 12:00:30 GMT", now) == 30.0
-    assert retry_after_s("Thu, 01 Jan 2026 11:00:00 GMT", now) == 0.0
-    assert retry_after_s("soon", now) is None
-    assert retry_after_s("Thu, 01 Jan 99999999999 12:00:00 GMT", now) is None
-    assert retry_after_s(None, now) is None
+    assert parse_retry_after("7", now) == 7.0
+    assert parse_retry_after("Thu, 01 Jan 2026 12:00:30 GMT", now) == 30.0
+    assert parse_retry_after("Thu, 01 Jan 2026 11:00:00 GMT", now) == 0.0
+    assert parse_retry_after("soon", now) is None
+    assert parse_retry_after("Thu, 01 Jan 99999999999 12:00:00 GMT", now) is None
+    assert parse_retry_after(None, now) is None
 
 
 # --- ranges ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.gguf.facts import ChatTemplate, ModelFacts
+from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel, resolved, unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
@@ -18,7 +19,6 @@ from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.repairs import Repairs
 from llamasup.features.ollama import events as events_module
 from llamasup.features.ollama import model_answer
@@ -391,7 +391,7 @@ def test_request_without_a_prompt_loads_the_model(rig: Rig, kept: KeepCalls) -> 
 
 
 def test_load_waits_for_the_model(rig: Rig) -> None:
-    make_unavailable(rig, Unavailable(503, "loading", queueable=True))
+    make_unavailable(rig, HttpError(503, "loading", queueable=True))
     client = rig.send(ask("generate"))
     await_queued(rig, 1)
     start_generation(rig)
@@ -459,7 +459,7 @@ def test_feature_is_judged_again_once_the_file_is_there(
     rig: Rig, models: dict[str, ListedModel], field: dict[str, Any]
 ) -> None:
     models["tiny"] = listed()
-    make_unavailable(rig, Unavailable(503, "loading", queueable=True))
+    make_unavailable(rig, HttpError(503, "loading", queueable=True))
     client = rig.send(ask("chat", messages=HI, **field))
     await_queued(rig, 1)
     models["tiny"] = listed(model(chat_template=ChatTemplate(present=True)))
@@ -671,7 +671,7 @@ def test_name_is_resolved_with_and_without_its_tag(rig: Rig, monkeypatch: pytest
     real = rig.backend.resolve
 
     def resolve(name: str | None, **more: Any) -> Any:
-        return real(name, **more) if name == "tiny" else Unavailable.because(unknown_model(str(name)))
+        return real(name, **more) if name == "tiny" else unknown_model(str(name))
 
     monkeypatch.setattr(rig.backend, "resolve", resolve)
     _, child = rig.send(ask("chat", messages=HI)), rig.accept()

@@ -14,13 +14,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel, encode_listing
-from llamasup.core.queueing.endpoint import Endpoint, Lease
+from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.features.peers.backend import NodesBackend
 from llamasup.features.peers.groups import ModelGroup
 from llamasup.features.peers.known import NodeState, ProbePolicy, Trouble
@@ -100,7 +100,7 @@ class HereOnly:
 
     def resolve(self, model: str | None, *, create: bool = False) -> Any:
         found = self.here.get(model or "")
-        return Unavailable(404, "unknown") if found is None else SimpleNamespace(model=found, served=None)
+        return HttpError(404, "unknown") if found is None else SimpleNamespace(model=found, served=None)
 
     def readiness(self) -> None:
         return None
@@ -186,13 +186,13 @@ async def test_models_of_a_node_are_listed_and_found_in_any_spelling() -> None:
         assert b"Authorization: Bearer secret" in node.asked[0]
         for name in ("tale", "story", "TALE.gguf"):
             route = fleet.backend.resolve(name)
-            assert not isinstance(route, Unavailable)
+            assert not isinstance(route, HttpError)
             assert route.model.id == "tale"
-        assert isinstance(fleet.backend.resolve("tale", local=True), Unavailable)
+        assert isinstance(fleet.backend.resolve("tale", local=True), HttpError)
         unnamed = fleet.backend.resolve(None)
-        assert isinstance(unnamed, Unavailable)
+        assert isinstance(unnamed, HttpError)
         assert unnamed.remedy == 'set "model" to tale'
-        assert isinstance(fleet.backend.resolve("other"), Unavailable)
+        assert isinstance(fleet.backend.resolve("other"), HttpError)
         entry = fleet.listed()["tale"]
         assert entry["meta"] == {"n_ctx": 1}
         assert entry["status"] == {"value": "loaded"}
@@ -303,9 +303,9 @@ async def test_model_of_a_node_that_is_away_is_listed_with_the_state_of_the_node
 async def test_own_model_is_shared_with_the_node_that_has_it_too() -> None:
     async with fleet_of(PlayedNode(), here=("tale", "mine")) as fleet:
         route = fleet.backend.resolve("tale")
-        assert not isinstance(route, Unavailable)
+        assert not isinstance(route, HttpError)
         assert isinstance(route.served, SharedModel)
-        assert not isinstance(fleet.backend.resolve("mine"), Unavailable)
+        assert not isinstance(fleet.backend.resolve("mine"), HttpError)
         assert fleet.peers.routes.keys() == {"tale"}  # the aliases differ
         assert fleet.listed()["tale"]["llamasup"] == {"state": "stopped", "nodes": ["node0"]}
         assert "tale" in msgspec.json.decode(fleet.backend.listing().one("tale"))["id"]
@@ -332,7 +332,7 @@ class Waits:
     def served(self, lease: Lease) -> None:
         self.at = lease.endpoint
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         raise AssertionError(why)
 
 
@@ -378,7 +378,7 @@ async def test_load_of_a_node_changes_its_permits() -> None:
         assert (gauges.states, gauges.in_flight) == ({"node0": "ready"}, {"node0": 1})
         assert gauges.queued == {"tale": 0}
         fleet.peers.ask_stop(now=False)
-        assert isinstance(model.lease(infers=True), Unavailable)
+        assert isinstance(model.lease(infers=True), HttpError)
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(fleet.peers.drained(PATIENCE_S))
             await asyncio.sleep(0)
@@ -394,7 +394,7 @@ async def test_stop_at_once_ends_the_requests_on_other_nodes() -> None:
         assert model is not None
         lease = model.lease(infers=True)
         assert isinstance(lease, Lease)
-        ended: list[Unavailable] = []
+        ended: list[HttpError] = []
         lease.on_revoked(ended.append)
         await fleet.peers.drained(0.0)  # the time is over, and a warning says so
         fleet.peers.ask_stop(now=True)
@@ -419,7 +419,7 @@ async def test_model_that_a_node_no_longer_has_is_unknown() -> None:
     node = PlayedNode()
     async with fleet_of(node) as fleet:
         node.models = ()
-        await fleet.until(lambda: isinstance(fleet.backend.resolve("tale"), Unavailable))
+        await fleet.until(lambda: isinstance(fleet.backend.resolve("tale"), HttpError))
         assert fleet.peers.find("tale") is None
 
 
@@ -464,7 +464,7 @@ async def test_silent_node_is_left_out_and_comes_back() -> None:
         why = fleet.peers.model("tale")
         assert why is not None
         refused = why.lease(infers=True)
-        assert isinstance(refused, Unavailable)
+        assert isinstance(refused, HttpError)
         assert (refused.cause, refused.queueable) == ("node_absent", True)
         (shown,) = fleet.peers.status()
         assert shown["models"][0]["state"] == "absent"
@@ -625,7 +625,7 @@ def test_waiting_time_for_a_node_that_starts_passes() -> None:
     def eta_s(expected: ExpectedModel) -> float | None:
         model.update(ModelGroup(ResolvedModel(("big",)), {}, expected=expected), {}, lambda _: None)
         state = model.serving()
-        assert isinstance(state, Unavailable)
+        assert isinstance(state, HttpError)
         assert state.retry_after_s is not None
         assert state.retry_after_s >= 1.0
         return state.eta_s
@@ -640,9 +640,9 @@ def test_waiting_time_for_a_node_that_starts_passes() -> None:
     assert eta_s(ExpectedModel("big", eta_s=6.0)) == 6.0
     now_s = 104.0
     assert eta_s(starts) == 2.0
-    model.close(Unavailable(404, "The model 'big' does not exist any more"))
+    model.close(HttpError(404, "The model 'big' does not exist any more"))
     state = model.serving()
-    assert isinstance(state, Unavailable)
+    assert isinstance(state, HttpError)
     assert (state.status, state.retry_after_s, state.eta_s) == (404, None, None)
 
 
@@ -691,7 +691,7 @@ async def test_leaving_node_gets_no_new_request_and_keeps_those_it_has() -> None
         (peer,) = fleet.membership.current()
         fleet.membership.replace((msgspec.structs.replace(peer, leaving=True),))
         await fleet.until(lambda: not model.is_warm)
-        assert isinstance(model.lease(infers=True), Unavailable)
+        assert isinstance(model.lease(infers=True), HttpError)
         assert not lease.endpoint.closed
         lease.release()
 
@@ -703,7 +703,7 @@ async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgot
         fleet.membership.replace(())
         await fleet.until(lambda: not model.is_warm)
         why = model.lease(infers=True)
-        assert isinstance(why, Unavailable)
+        assert isinstance(why, HttpError)
         assert (why.status, why.queueable) == (404, False)
         assert not lease.endpoint.closed
         (status,) = fleet.peers.status()

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.node_listing import NodeModel
-from llamasup.core.queueing.endpoint import Lease, NodeLink
+from llamasup.core.queueing.endpoint import BUSY, Lease, NodeLink
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
@@ -51,9 +51,9 @@ class Both:
         )
         self.served.reconsider()
 
-    def where(self, body: bytes = b"") -> Where | Unavailable:
+    def where(self, body: bytes = b"") -> Where | HttpError:
         lease = self.served.lease(infers=True, body=body)
-        if isinstance(lease, Unavailable):
+        if isinstance(lease, HttpError):
             return lease
         return Where.HERE if lease.endpoint.node is None else Where.ELSEWHERE
 
@@ -67,7 +67,7 @@ class Waits:
     def served(self, lease: Lease) -> None:
         self.lease = lease
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         raise AssertionError(why)
 
 
@@ -163,11 +163,11 @@ async def test_cold_model_is_loaded_here() -> None:
 async def test_model_that_cannot_be_loaded_here_is_loaded_elsewhere() -> None:
     both = Both(COLD)
     both.here.remove(both.replica)
-    both.here.explain(Unavailable(503, "it does not fit"))
+    both.here.explain(HttpError(503, "it does not fit"))
     assert both.where() is Where.ELSEWHERE  # one request loads it there
     both.lists(NodeModel("tiny", state="loading", eta_s=3.0))
     why = both.where()
-    assert isinstance(why, Unavailable)
+    assert isinstance(why, HttpError)
     assert why.eta_s == 3.0
     assert both.served.queue is both.elsewhere.queue
 

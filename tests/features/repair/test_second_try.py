@@ -19,8 +19,7 @@ from llamasup.core.proxy import ProxyConfig, bind
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.request import UNREAD, Request
 from llamasup.core.proxy.settings import Limits
-from llamasup.core.queueing.endpoint import NodeLink
-from llamasup.core.queueing.unavailable import generation_ended
+from llamasup.core.queueing.endpoint import NodeLink, generation_ended
 from llamasup.core.settings.repairs import Repairs
 from llamasup.features.repair import answers
 from llamasup.features.repair.answers import MAX_HELD, Checks

@@ -16,7 +16,6 @@ from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.catalog.node_listing import read_listing
 from llamasup.core.proxy.backend import is_virtual
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.settings.sections import VirtualEntry
 from llamasup.features.virtual.backend import VirtualBackend
 from tests.core.planning.plans import bert
@@ -40,7 +39,7 @@ def backend_of(entries: Mapping[str, VirtualEntry] = ENTRIES) -> VirtualBackend:
 @async_test
 async def test_name_leads_to_its_model_and_changes_the_body() -> None:
     route = backend_of().resolve("qwen:cold")
-    assert not isinstance(route, Unavailable)
+    assert not isinstance(route, HttpError)
     assert route.model == ResolvedModel(("qwen:cold",), is_virtual=True)
     assert is_virtual(route)
     assert route.target == "qwen"
@@ -55,11 +54,11 @@ async def test_other_names_lead_where_they_led_before() -> None:
     catalog = catalog_of(registry_of(*MODELS))
     backend = VirtualBackend(catalog, ENTRIES)
     assert backend.resolve("qwen") is catalog.resolve("qwen")
-    assert isinstance(backend.resolve(None), Unavailable)
+    assert isinstance(backend.resolve(None), HttpError)
     assert backend.readiness() == catalog.readiness()
     assert backend.node_listing() == catalog.node_listing()
     unknown = backend.resolve("what")
-    assert isinstance(unknown, Unavailable)
+    assert isinstance(unknown, HttpError)
     assert unknown.message == "The model 'what' does not exist"
 
 
@@ -80,7 +79,7 @@ async def test_other_spelling_of_a_virtual_name_is_accepted() -> None:
     backend = backend_of()
     for name in ("QWEN:Cold", "qwen:cold:latest"):
         route = backend.resolve(name)
-        assert not isinstance(route, Unavailable)
+        assert not isinstance(route, HttpError)
         assert route.model.id == "qwen:cold"
 
 
@@ -89,7 +88,7 @@ async def test_virtual_name_hides_a_found_model_in_any_spelling() -> None:
     backend = backend_of({"QWEN": VirtualEntry(model="phi")})
     for name in ("qwen", "QWEN", "Qwen"):
         route = backend.resolve(name)
-        assert not isinstance(route, Unavailable)
+        assert not isinstance(route, HttpError)
         assert route.model.id == "QWEN"
         assert is_virtual(route)
         assert route.rewrite(b"{}", TOKENIZE) == b'{"model":"phi"}'
@@ -98,13 +97,13 @@ async def test_virtual_name_hides_a_found_model_in_any_spelling() -> None:
 @async_test
 async def test_request_from_another_node_means_a_model_of_this_one() -> None:
     found = backend_of().resolve("qwen:cold", local=True)
-    assert isinstance(found, Unavailable)
+    assert isinstance(found, HttpError)
 
 
 @async_test
 async def test_missing_model_of_several_is_left_out() -> None:
     route = backend_of().resolve("any")
-    assert not isinstance(route, Unavailable)
+    assert not isinstance(route, HttpError)
     assert is_virtual(route)
     assert route.rewrite(b"{}", TOKENIZE) == b'{"model":"phi"}'
 
@@ -114,7 +113,7 @@ async def test_models_for_other_work_are_left_out() -> None:
     encoder = ModelSpec("embed", "/m/e.gguf", listed=bert())
     models = catalog_of(registry_of(encoder, *MODELS))
     route = VirtualBackend(models, {"v": VirtualEntry(any=("embed", "phi"))}).resolve("v")
-    assert not isinstance(route, Unavailable)
+    assert not isinstance(route, HttpError)
     assert is_virtual(route)
     taken = {}
     for work in (None, *Work):
@@ -127,7 +126,7 @@ async def test_models_for_other_work_are_left_out() -> None:
         (None, Work.EMBEDDINGS), "embed"
     )
     alone = VirtualBackend(models, {"v": VirtualEntry(model="embed")}).resolve("v")
-    assert not isinstance(alone, Unavailable)
+    assert not isinstance(alone, HttpError)
     assert is_virtual(alone)
     assert alone.for_work(Work.TEXT) is alone
 
@@ -135,7 +134,7 @@ async def test_models_for_other_work_are_left_out() -> None:
 @async_test
 async def test_virtual_model_without_a_model_says_so() -> None:
     found = backend_of().resolve("lost")
-    assert isinstance(found, Unavailable)
+    assert isinstance(found, HttpError)
     assert (found.status, found.cause) == (404, "model_not_found")
     assert found.message == "The virtual model 'lost' has no model: The model 'nope' does not exist"
 
@@ -144,8 +143,8 @@ async def test_virtual_model_without_a_model_says_so() -> None:
 async def test_name_that_can_be_downloaded_is_created_for_work() -> None:
     catalog = Catalog(registry_of(*MODELS), pool_of(), lambda name: ModelSpec(name, name))
     backend = VirtualBackend(catalog, {"v": VirtualEntry(model="org/x")})
-    assert isinstance(backend.resolve("v"), Unavailable)
-    assert not isinstance(backend.resolve("v", create=True), Unavailable)
+    assert isinstance(backend.resolve("v"), HttpError)
+    assert not isinstance(backend.resolve("v", create=True), HttpError)
 
 
 @async_test
@@ -194,7 +193,7 @@ async def test_alias_that_leads_to_a_virtual_model_is_no_name_of_its_model() -> 
     catalog, backend = with_aliases({"Tale": VirtualEntry(model="fox", system="Be brief.")})
     for name in ("fox", "story", None):
         route = backend.resolve(name)
-        assert not isinstance(route, Unavailable)
+        assert not isinstance(route, HttpError)
         assert route.model == ResolvedModel(("fox", "story"), route.model.works)
         assert route.served is catalog.pool.managed_models["fox"].served
 
@@ -211,7 +210,7 @@ async def test_hidden_model_is_hidden_under_its_aliases_too() -> None:
     _, backend = with_aliases({"FOX": VirtualEntry(any=("gone",))})
     for name, cause in (("story", "model_not_found"), (None, "model_unnamed")):
         found = backend.resolve(name)
-        assert isinstance(found, Unavailable)
+        assert isinstance(found, HttpError)
         assert found.cause == cause
 
 
@@ -220,7 +219,7 @@ async def test_hidden_model_is_hidden_under_its_aliases_too() -> None:
 async def test_hidden_model_is_hidden_from_other_nodes() -> None:
     _, backend = with_aliases({"FOX": VirtualEntry(any=("gone",))})
     for name in ("fox", "FOX", "fox:latest", "story", "tale", None):
-        assert isinstance(backend.resolve(name, local=True), Unavailable)
+        assert isinstance(backend.resolve(name, local=True), HttpError)
     assert read_listing(backend.node_listing()).models == ()
 
 
@@ -228,9 +227,9 @@ async def test_hidden_model_is_hidden_from_other_nodes() -> None:
 async def test_other_nodes_know_a_model_by_the_names_that_lead_to_it() -> None:
     _, backend = with_aliases({"Tale": VirtualEntry(model="fox", system="Be brief.")})
     for name in ("Tale", "tale"):
-        assert isinstance(backend.resolve(name, local=True), Unavailable)
+        assert isinstance(backend.resolve(name, local=True), HttpError)
     route = backend.resolve("story", local=True)
-    assert not isinstance(route, Unavailable)
+    assert not isinstance(route, HttpError)
     assert route.model.names == ("fox", "story")
     (listed,) = read_listing(backend.node_listing()).models
     assert (listed.id, listed.aliases, listed.entry["aliases"]) == ("fox", ("story",), ["story"])

@@ -26,7 +26,6 @@ from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.replicas.replica_set import ModelRoute
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.errors import LlamasupError, ModelUnknown
 
@@ -50,14 +49,14 @@ class Catalog:
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # by exact name
         self._routes: dict[str, ModelRoute] = {}  # by id
-        self._unready: Unavailable | None = _STARTING
+        self._unready: HttpError | None = _STARTING
         pool.on_sized = self._sized
         self.apply(registry)
 
     # --- Backend ----------------------------------------------------------------------------------------
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | Unavailable:
+    ) -> ModelRoute | HttpError:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
             managed = self.find(model, create=create)
@@ -65,7 +64,7 @@ class Catalog:
                 return self._why_unknown(model)
         return self._routes[managed.spec.id]
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         return STOPPING if self.pool.stopping else self._unready
 
     def listing(self) -> ModelListing:
@@ -205,12 +204,11 @@ class Catalog:
         found = self.registry.find(model)
         return found if isinstance(found, Unknown) else Unknown(model)
 
-    def _why_unknown(self, model: str | None) -> Unavailable:
+    def _why_unknown(self, model: str | None) -> HttpError:
         before = self._before_removal
         if before is not None and model is not None and (before.resolve(model) or self.can_create(model)):
             return _REMOVING
-        error = self._refusal(model)
-        return Unavailable.because(error)
+        return self._refusal(model)
 
     def _listed(self, id_: str) -> ListedModel:
         managed = self.pool.managed_models[id_]
@@ -303,8 +301,8 @@ class Catalog:
         return found
 
 
-_REMOVING = Unavailable(503, "Files of a model are being removed", cause="removing", retry_after_s=1.0)
-_STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_after_s=1.0)
+_REMOVING = HttpError(503, "Files of a model are being removed", cause="removing", retry_after_s=1.0)
+_STARTING = HttpError(503, "Models are being loaded", cause="loading", retry_after_s=1.0)
 
 
 def _as_listed(spec: ModelSpec) -> ModelSpec:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.catalog.node_listing import NodeModel, encode_listing
@@ -17,7 +18,6 @@ from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.shown_state import nearest
 from llamasup.core.pool.why.state_reasons import ModelView, explain
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.states import State
 
 
@@ -110,8 +110,8 @@ def node_listing(
 def _node_model(managed: ManagedModel, resolved: ResolvedModel, default: str | None) -> NodeModel:
     listed, served = listed_model(managed, resolved), managed.served
     serving = served.serving()
-    why = serving if isinstance(serving, Unavailable) else None
-    endpoints = () if isinstance(serving, Unavailable) else serving
+    why = serving if isinstance(serving, HttpError) else None
+    endpoints = () if isinstance(serving, HttpError) else serving
     problem = listed.problem or listed.spec.problem
     entry = ModelListing((resolved.id,), lambda _: listed, default).entry(resolved.id)
     return NodeModel(

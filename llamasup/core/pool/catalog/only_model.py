@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.registry import Registry
 from llamasup.core.models.spec import ModelSpec
@@ -14,7 +15,6 @@ from llamasup.core.pool.catalog.model_view import node_listing
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.replicas.replica_set import ModelRoute
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.errors import ModelUnknown
 
 
@@ -29,9 +29,9 @@ class OnlyModel(Catalog):
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
         return self._route
 
-    def readiness(self) -> Unavailable | None:
+    def readiness(self) -> HttpError | None:
         state = self.managed.served.serving()
-        return state if isinstance(state, Unavailable) else None
+        return state if isinstance(state, HttpError) else None
 
     def listing(self) -> None:  # type: ignore[override]
         """Returns None, because llama-server answers /v1/models."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.queueing.endpoint import Endpoint, Lease, Serving, permits_of
+from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease, Serving, permits_of
 from llamasup.core.queueing.request_queue import Preference, QueueEntry, RequestQueue
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
 from llamasup.core.settings.repairs import Repairs
 from llamasup.core.supervision.not_serving import NOT_RUNNING
@@ -40,7 +40,7 @@ class ReplicaSet:
         *,
         policy: Policy,
         on_wanted: Callable[[], None] | None = None,
-        on_unserved: Callable[[Unavailable | None], None] | None = None,
+        on_unserved: Callable[[HttpError | None], None] | None = None,
         on_idle: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -59,8 +59,8 @@ class ReplicaSet:
         self.idle_since_s = 0.0
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
         self._only: InstanceRunner | None = None
-        self._paused: Unavailable | None = None
-        self.unavailable_reason: Unavailable | None = None
+        self._paused: HttpError | None = None
+        self.unavailable_reason: HttpError | None = None
         """The reason while no process serves, starts or has its own; None: that of the last process."""
         self._retry_at_s: float | None = None  # the time of the next try, for ``unavailable_reason``
         self._on_idle = on_idle
@@ -72,7 +72,7 @@ class ReplicaSet:
         return f"<ReplicaSet of {list(self.runners)!r}, {self.queue!r}{paused}>"
 
     # --- for the proxy
-    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         """Lease an endpoint. It is on the path of every request, so a single process answers itself."""
         if self._paused is not None:
             return self._paused
@@ -80,7 +80,7 @@ class ReplicaSet:
             lease = self._only.lease(infers=infers)
             return lease if type(lease) is Lease or lease is BUSY else self._unavailable()
         state = self.serving()
-        if isinstance(state, Unavailable):
+        if isinstance(state, HttpError):
             return state
         eligible = self._healthy(state)
         if infers:
@@ -97,7 +97,7 @@ class ReplicaSet:
     def load(self) -> ServedLoad:
         state, waiting = self.serving(), len(self.queue)
         has_room = not self.queue.is_full
-        if not isinstance(state, Unavailable):
+        if not isinstance(state, HttpError):
             slots, free = permits_of(state)
             return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
         loads = state.queueable and bool(self.runners)
@@ -128,7 +128,7 @@ class ReplicaSet:
         """The runner has stopped, or will. May be repeated."""
         self._set_runners(*(other for other in self.runners if other is not runner))
 
-    def pause(self, why: Unavailable) -> None:
+    def pause(self, why: HttpError) -> None:
         """Grant no leases: new requests queue, or are rejected if ``why`` is not queueable."""
         self._paused = why
         self.queue.changed()
@@ -153,7 +153,7 @@ class ReplicaSet:
     def is_paused(self) -> bool:
         return self._paused is not None
 
-    def explain(self, why: Unavailable | None, retry_at_s: float | None = None) -> None:
+    def explain(self, why: HttpError | None, retry_at_s: float | None = None) -> None:
         """Set ``unavailable_reason``. ``retry_at_s``: the time of the next try (monotonic), if one is due."""
         self.unavailable_reason, self._retry_at_s = why, retry_at_s
         self.queue.changed()
@@ -175,7 +175,7 @@ class ReplicaSet:
         if self._on_idle is not None and not self.in_flight:
             self._on_idle()
 
-    def _unavailable(self) -> Unavailable:
+    def _unavailable(self) -> HttpError:
         """The reason of the process that is likely to serve first."""
         staying = [runner.unavailable() for runner in self.runners if not runner.is_ending]
         if staying:
@@ -219,7 +219,7 @@ def _prepared(repairs: Repairs) -> Repairs:
     return repairs
 
 
-def _retry_priority(why: Unavailable) -> tuple[bool, float]:
+def _retry_priority(why: HttpError) -> tuple[bool, float]:
     """Queueable reasons first, the shortest wait first; then reasons with a remedy."""
     if why.queueable:
         return False, why.retry_after_s or 0.0

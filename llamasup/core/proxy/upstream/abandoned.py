@@ -13,11 +13,11 @@ from time import monotonic
 from typing import Final
 
 from llamasup.core.auth.quota import tokens_made_in
+from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead
 from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.queueing.endpoint import Lease
-from llamasup.core.queueing.unavailable import Unavailable
 
 
 class Abandoned:
@@ -50,7 +50,7 @@ class Abandoned:
         request: Request,
         upstream: Upstream,
         clock: Callable[[], float],
-        on_crash: Callable[[Unavailable], None],
+        on_crash: Callable[[HttpError], None],
     ) -> None:
         if lease.since_s:  # it keeps its permits, but the request is over
             request.slot_s += (monotonic() - lease.since_s) * lease.weight
@@ -95,7 +95,7 @@ class Abandoned:
         """llama-server closed the connection, as it does after it has cancelled a request."""
         self._end()
 
-    def _generation_ended(self, why: Unavailable) -> None:
+    def _generation_ended(self, why: HttpError) -> None:
         if self._lease.endpoint.crashed:
             self._on_crash(why)
         self._upstream.abort()

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.pool.pool import Pool
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.core.supervision.events import Bus
 from llamasup.errors import ModelUnknown
 from tests.core.models.test_registry import DECODER, found
@@ -59,11 +59,11 @@ def test_a_name_of_two_publishers_is_404_and_names_both() -> None:
         files = [found(f"/m/{org}/r/x.gguf", DECODER, "x", f"{org}/repo:x.gguf") for org in ("a", "b")]
         catalog = Catalog(build((), files), pool_of(), lambda name: ModelSpec(name, "org/x"))
         refusal = catalog.resolve("x", create=True)
-        assert isinstance(refusal, Unavailable)
+        assert isinstance(refusal, HttpError)
         assert (refusal.status, refusal.cause) == (404, "model_not_found")
         assert refusal.message == "Several files have the name 'x', so none of them is served under it"
         assert refusal.remedy == "use a/repo:x.gguf or b/repo:x.gguf"
-        assert not isinstance(catalog.resolve("b/repo:x.gguf", create=True), Unavailable)
+        assert not isinstance(catalog.resolve("b/repo:x.gguf", create=True), HttpError)
 
     asyncio.run(visit())
 
@@ -77,7 +77,7 @@ def test_duplicate_name_shows_paths_to_commands_not_clients() -> None:
         assert "/a/x.gguf, /b/x.gguf" in raised.value.message
         assert raised.value.remedy.startswith("Rename all but one")
         refusal = catalog.resolve("x", create=True)
-        assert isinstance(refusal, Unavailable)
+        assert isinstance(refusal, HttpError)
         assert (refusal.status, refusal.cause) == (404, "model_not_found")
         assert "Several files have the name 'x'" in refusal.message
         assert "/a" not in refusal.message + refusal.remedy

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
-from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
+from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease, generation_ended
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, queueable=True)
+LOADING = HttpError(503, "Loading model", cause="loading", retry_after_s=2.0, queueable=True)
 
 __all__ = ["LOADING", "Replica", "served_model"]
 
@@ -25,7 +25,7 @@ class Replica(InstanceRunner):
         self.queue = served.queue
         self.on_idle = None
         self._generation = None
-        self.why: Unavailable = LOADING
+        self.why: HttpError = LOADING
         self.is_leaving = False
         self.serves: Endpoint | None = None
         self._path = path
@@ -46,7 +46,7 @@ class Replica(InstanceRunner):
         self.queue.changed()
         return self.serves
 
-    def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
+    def becomes(self, why: HttpError, *, leaving: bool = False) -> None:
         """Like a runner: informs the queue first, and then ends the requests in flight."""
         old, self.serves = self.serves, None
         self.why, self.is_leaving = why, leaving
@@ -64,10 +64,10 @@ class Replica(InstanceRunner):
     def is_ending(self) -> bool:
         return self.is_leaving
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self) -> HttpError:
         return self.why
 
-    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False) -> Lease | HttpError:
         return self.why if self.serves is None else self.serves.lease_if_free(infers=infers)
 
     @property

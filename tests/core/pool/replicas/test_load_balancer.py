@@ -7,11 +7,11 @@ import json
 import pytest
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.pool.replicas import load_balancer
 from llamasup.core.pool.replicas.load_balancer import MAX_READ_BYTES, LoadBalancer
-from llamasup.core.queueing.endpoint import Endpoint, Lease
+from llamasup.core.queueing.endpoint import Endpoint, Lease, generation_ended
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.unavailable import Unavailable, generation_ended
 
 
 class Waits:
@@ -21,7 +21,7 @@ class Waits:
     def served(self, lease: Lease) -> None:
         raise AssertionError(lease)
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         raise AssertionError(why)
 
 

@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.http.address import UnixAddress
+from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
-from llamasup.core.queueing.endpoint import Endpoint, Lease
+from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.queueing.unavailable import BUSY, Unavailable
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.not_serving import NOT_RUNNING, STOPPING
@@ -28,10 +28,10 @@ from tests.core.pool.pools import async_test
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.core.proxy.test_cost import REPEATS, Calls
 
-SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", queueable=True)
-TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", queueable=True)
-STOPPED = Unavailable(503, "The model is not running", cause="stopped")
-FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
+SWAPPING = HttpError(503, "Another model has its memory", cause="making_room", queueable=True)
+TO_BE_LOADED = HttpError(503, "Not loaded", cause="not_loaded", queueable=True)
+STOPPED = HttpError(503, "The model is not running", cause="stopped")
+FAILED = HttpError(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
 
 
 def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> InstanceRunner:
@@ -51,7 +51,7 @@ class Client:
         self.served_model = served
         self.body = body
         self.lease: Lease | None = None
-        self.why: Unavailable | None = None
+        self.why: HttpError | None = None
         self.entry = QueueEntry(self, 0.0, len(body), needs_permit=infers)
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
@@ -64,7 +64,7 @@ class Client:
     def served(self, lease: Lease) -> None:
         self.lease = lease
 
-    def refused(self, why: Unavailable) -> None:
+    def refused(self, why: HttpError) -> None:
         self.why = why
 
     @property
@@ -173,7 +173,7 @@ async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     failed = replace(runner.instance, state=State.FAILED)
     runner.instance = failed
     why = served.lease()
-    assert isinstance(why, Unavailable)
+    assert isinstance(why, HttpError)
     assert (why.message, why.queueable) == ("llama-server ended", False)  # the owner gives no reason
     served.explain(STOPPED)
     assert served.lease() is STOPPED
@@ -183,11 +183,11 @@ async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     runner.instance = replace(failed, last=diagnosis)
     served.explain(None)
     why = served.lease()
-    assert isinstance(why, Unavailable)
+    assert isinstance(why, HttpError)
     assert why.message == "The file 'm.gguf' cannot be opened."
     runner.instance = replace(failed, next_start_s=asyncio.get_running_loop().time() + 300.0)
     why = served.lease()
-    assert isinstance(why, Unavailable)
+    assert isinstance(why, HttpError)
     assert why.retry_after_s == pytest.approx(300.0, abs=1.0)
 
 
@@ -541,18 +541,18 @@ async def test_single_ready_replica_still_records_conversations() -> None:
     ("says", "told"),
     [
         ((FAILED, LOADING), LOADING),
-        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, queueable=True)), "soon"),
+        ((LOADING, HttpError(503, "soon", retry_after_s=1.0, queueable=True)), "soon"),
         ((STOPPED, FAILED), FAILED),
     ],
 )
 def test_reason_is_the_soonest_then_the_most_helpful(
-    says: tuple[Unavailable, Unavailable], told: Unavailable | str
+    says: tuple[HttpError, HttpError], told: HttpError | str
 ) -> None:
     served = served_model()
     for n, why in enumerate(says):
         Replica(served, f"/run/{n}.sock").becomes(why)
     heard = served.serving()
-    assert isinstance(heard, Unavailable)
+    assert isinstance(heard, HttpError)
     assert heard is told or heard.message == told
 
 

@@ -10,18 +10,18 @@ from time import monotonic
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.answers import SlotProgress
 from llamasup.core.proxy import Limits, ProxyConfig
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.proxy.live.state import LivePhase, LiveRequest
 from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.queueing.unavailable import Unavailable
 from llamasup.errors import RequestUnknown
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.rig import CHAT, Rig, Wire, answer, error_of, eventually, get, post, status, streaming
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=12.0, queueable=True)
+LOADING = HttpError(503, "Loading model", cause="loading", retry_after_s=12.0, queueable=True)
 
 
 class LiveView:
