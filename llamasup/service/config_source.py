@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from llamasup.core.config.inventory import ModelInventory, read_inventory
 from llamasup.core.http.address import listen_text
 from llamasup.core.hub.store import DownloadSettings
-from llamasup.core.llama_server.device_memory import devices_now
-from llamasup.core.llama_server.inspect import Runtime, find_runtime
+from llamasup.core.llama_server.inspect import Runtime, devices_now, find_runtime
 from llamasup.core.models.search import Search
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.models.virtual import check_virtual

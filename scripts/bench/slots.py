@@ -37,7 +37,7 @@ from llamasup.service.options import RunOptions
 from scripts.menu import publish
 from tests.kit.models import write_large_decoder
 
-logger = logging.getLogger("llamasup.core.supervision.slot_transfer")
+logger = logging.getLogger("llamasup.core.supervision.probes")
 logger.setLevel(logging.INFO)
 PAGE = "slots.md"
 MIB = 1 << 20

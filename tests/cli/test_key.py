@@ -8,8 +8,7 @@ import pytest
 
 from llamasup.cli.commands import key as key_command
 from llamasup.cli.commands.key import list_, new, revoke
-from llamasup.core.auth.api_key import KeyRing
-from llamasup.core.auth.key_file import read_key_lines
+from llamasup.core.auth.api_key import KeyRing, read_key_lines
 from tests.cli.recording_view import RecordingView
 
 

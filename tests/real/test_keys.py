@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.core.auth.api_key import KeyRing
-from llamasup.core.auth.key_file import read_key_lines
+from llamasup.core.auth.api_key import KeyRing, read_key_lines
 from tests.core.proxy.rig import PATIENCE_S, Wire, status
 from tests.e2e.driver import llamasup, wrapped
 from tests.kit.models import tiny_lora

@@ -18,9 +18,11 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
-from llamasup.core.auth.api_key import ApiKey, KeyLimits, Priority
-from llamasup.core.auth.key_file import (
+from llamasup.core.auth.api_key import (
+    ApiKey,
+    KeyLimits,
     KeyLine,
+    Priority,
     checked_models,
     checked_name,
     key_line,

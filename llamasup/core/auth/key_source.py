@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from llamasup.core.auth.api_key import ApiKey, digest_of
-from llamasup.core.auth.key_file import read_key_lines
+from llamasup.core.auth.api_key import ApiKey, digest_of, read_key_lines
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import atomic_write, private_folder, read_bounded
 from llamasup.errors import ConfigInvalid, FolderUnusable

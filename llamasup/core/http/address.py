@@ -1,10 +1,21 @@
-"""Addresses to listen on, and allowlist entries for Host (X2), Origin (X3) and hosts of media URLs (X7)."""
+"""Addresses: to listen on, in the allowlists for Host (X2), Origin (X3) and media URLs (X7), of RPC workers,
+and of clients behind reverse proxies (pure).
+
+llama.cpp's RPC has neither keys nor encryption, so the address of a worker is loopback or private, or
+``tls://``: a tunnel between two llamasups.
+
+Only a proxy that the user trusts may say in ``X-Forwarded-For`` for whom it asks. Each proxy appends the
+address from which it was asked, so the list is read from its end; what an untrusted client has put in front
+of it does not count.
+"""
 
 from __future__ import annotations
 
-import ipaddress
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final
 
 from msgspec import Struct
 
@@ -176,14 +187,14 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     return False
 
 
 # RFC 1918, RFC 6598 (shared address space, which VPNs of several machines use), RFC 4193 and link-local.
 _PRIVATE = tuple(
     map(
-        ipaddress.ip_network,
+        ip_network,
         (
             "10.0.0.0/8",
             "172.16.0.0/12",
@@ -200,7 +211,7 @@ _PRIVATE = tuple(
 def is_private(host: str) -> bool:
     """Return whether ``host`` is an address of a private network. A name could resolve to any address."""
     with suppress(ValueError):
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ip_address(host.partition("%")[0])
         return any(address in network for network in _PRIVATE)
     return False
 
@@ -209,3 +220,142 @@ def host_of_url(url: str) -> str | None:
     """Return the host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
     parsed = parse_authority(url.partition("://")[2].encode("utf-8", "replace"))
     return None if parsed is None or parsed[1] == 0 else parsed[0]
+
+
+# --- RPC workers -----------------------------------------------------------------------------------
+
+_TLS = "tls://"
+_LOCALHOST, _LOOPBACK = "localhost", "127.0.0.1"
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})")
+_LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
+_MAX_NAME = 253
+_MAX_PORT = 65_535
+_REMEDY = (
+    "The protocol has neither keys nor encryption. Let the worker listen on 127.0.0.1 or on a private "
+    "address, or use a tunnel: llamasup rpc-worker --tunnel, and tls://HOST:PORT here."
+)
+
+
+class WorkerAddress(Struct, frozen=True):
+    host: str
+    port: int
+    tunnelled: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{_TLS if self.tunnelled else ''}{host}:{self.port}"
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """A value that is equal for two addresses of one worker."""
+        return _LOOPBACK if self.host == _LOCALHOST else self.host, self.port
+
+
+def parse_worker(text: str) -> WorkerAddress:
+    """Parse ``HOST:PORT`` or ``tls://HOST:PORT``.
+
+    Raises UsageInvalid, also for an address that is not private.
+    """
+    tunnelled = text.startswith(_TLS)
+    found = _HOST_PORT.fullmatch(text.removeprefix(_TLS))
+    host = None if found is None else _canonical(found["host"])
+    if found is None or host is None or not 0 < int(found["port"]) <= _MAX_PORT:
+        raise UsageInvalid(
+            f"{text!r} is not the address of an RPC worker.",
+            remedy="Give HOST:PORT such as 10.0.0.2:50052, or tls://HOST:PORT for a tunnel.",
+        )
+    if not tunnelled:
+        refuse_reachable(host)
+        if ":" in host:
+            raise UsageInvalid(
+                f"{text!r} is an IPv6 address, which llama.cpp's RPC does not support.",
+                remedy="Give an IPv4 address, or use a tunnel: tls://HOST:PORT.",
+            )
+        # A tunnel keeps the name, which is compared with that of the certificate.
+        host = _LOOPBACK if host == _LOCALHOST else host
+    return WorkerAddress(host, int(found["port"]), tunnelled)
+
+
+def _canonical(host: str) -> str | None:
+    """An address or a name in the one notation in which two are compared; None if it is neither."""
+    bare = host.removeprefix("[").removesuffix("]").lower().removesuffix(".")
+    labels = bare.split(".")
+    if host.startswith("[") or labels[-1].isdecimal():
+        try:
+            return str(ip_address(bare))
+        except ValueError:
+            return None
+    return bare if len(bare) <= _MAX_NAME and all(map(_LABEL.fullmatch, labels)) else None
+
+
+def refuse_reachable(host: str) -> None:
+    """Raise UsageInvalid unless ``host`` is loopback or a private address. A name could resolve to any."""
+    if is_loopback(host) or is_private(host):
+        return
+    name = "every address of this machine" if host in ("0.0.0.0", "::", "*") else "a public address or a name"  # noqa: S104
+    raise UsageInvalid(f"{host!r} is {name}; RPC is only for private addresses.", remedy=_REMEDY)
+
+
+# --- clients behind reverse proxies ----------------------------------------------------------------
+
+UNIX: Final = "unix"
+"""The name for every client of a Unix socket, as a trusted proxy."""
+_MAX_HOPS: Final = 16  # a client can send any number
+
+
+def proxy_network(text: str) -> IPv4Network | IPv6Network:
+    """Return an address, or a network in CIDR notation. Raises ValueError."""
+    return ip_network(text, strict=False)
+
+
+class TrustedProxies:
+    """The proxies at ``addresses``: addresses, networks, and ``unix``."""
+
+    __slots__ = ("_networks", "_unix")
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None:
+        self._unix = UNIX in addresses
+        self._networks = tuple(proxy_network(text) for text in addresses if text != UNIX)
+
+    def __contains__(self, peer: str) -> bool:
+        """Return whether ``peer`` is a trusted proxy.
+
+        ``peer`` is an address; empty for a client of a Unix socket.
+        """
+        if not peer:
+            return self._unix
+        if not self._networks:
+            return False
+        try:
+            address = ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+    def client_of(self, peer: str, forwarded_for: bytes) -> str:
+        """Return the client that sent a request through ``peer``: the last address that is no trusted proxy.
+
+        If there is none, the first of the proxies.
+        """
+        if not forwarded_for or peer not in self:
+            return peer
+        client = peer
+        for hop in reversed(forwarded_for.split(b",")[-_MAX_HOPS:]):
+            address = _address(hop)
+            if not address:
+                return client  # "unknown", or a name that hides the address: the proxy before it counts
+            client = address
+            if address not in self:
+                return client
+        return client
+
+
+def _address(hop: bytes) -> str:
+    """The address of one hop, with or without a port; empty if it is not one."""
+    text = hop.strip()
+    parsed = parse_authority(b"[%b]" % text if text.count(b":") > 1 and not text.startswith(b"[") else text)
+    try:
+        address = ip_address(parsed[0] if parsed else "")
+    except ValueError:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)

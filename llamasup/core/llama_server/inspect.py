@@ -1,6 +1,8 @@
 """Asks a runtime for its capabilities and devices, and caches the answers until it or its devices change.
 
 A runtime that exists but does not work is an error. The search never continues with the next one.
+
+``devices_now`` has the free memory on the devices at this moment, and ``await_freed`` waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from llamasup.core.llama_server.help_text import (
     parse_version,
 )
 from llamasup.core.llama_server.search import Candidate, candidates, choose
-from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in
+from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in, with_nvml_memory
+from llamasup.core.system.hardware.nvml import ask_nvml
 from llamasup.core.system.native import native
 from llamasup.core.system.process.environment import RuntimeKind, child_environment
 from llamasup.core.system.process.run_folder import scratch_folder
@@ -320,3 +323,56 @@ def _run(
 
 def _name(candidate: Candidate) -> str:
     return candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"
+
+
+_FREED_TIMEOUT_S = 5.0
+_FREED_POLL_S = 0.1
+_MIN_FREED_SHARE = 0.5  # of the estimate, because most processes allocate less
+
+
+def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the devices of ``runtime`` with their free memory at this moment.
+
+    From NVML if it shows the same GPUs, else from the runtime, which creates a context on each GPU for a
+    moment. Raises BrokenRuntime if the runtime does not answer.
+    """
+    known = runtime.capabilities.devices
+    if not known:
+        return ()
+    if all(device.is_cuda and not device.shares_host_memory for device in known):
+        fresh = with_nvml_memory(known, ask_nvml().gpus, environ)
+        if fresh is not None:
+            return fresh
+    return list_devices(runtime, environ)
+
+
+def await_freed(
+    runtime: Runtime, environ: Mapping[str, str], before: Sequence[Device], needs: Mapping[str, int]
+) -> bool:
+    """Wait until the memory of an ended process is free again. ``before``: the devices while it ran.
+
+    Blocks for at most 5 s. False: the devices do not report it as free by then, or do not answer.
+    """
+    expected_bytes = {
+        device.name: device.free_bytes + int(needs[device.name] * _MIN_FREED_SHARE)
+        for device in before
+        if device.name in needs
+    }
+
+    def is_free() -> bool:
+        with contextlib.suppress(BrokenRuntime):
+            now = {device.name: device.free_bytes for device in devices_now(runtime, environ)}
+            return all(now.get(name, 0) >= wanted for name, wanted in expected_bytes.items())
+        return False
+
+    from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+    retrying: Retrying = Retrying(
+        stop=stop_after_delay(_FREED_TIMEOUT_S),
+        wait=wait_fixed(_FREED_POLL_S),
+        retry=retry_if_result(lambda free: not free),
+    )
+    try:
+        return bool(retrying(is_free))
+    except RetryError:
+        return False

@@ -17,9 +17,8 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
-from llamasup.core.llama_server.device_memory import devices_now
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.llama_server.inspect import library_folder
+from llamasup.core.llama_server.inspect import devices_now, library_folder
 from llamasup.core.llama_server.log_lines import Drafted
 from llamasup.core.llama_server.memory_log import read_sizes
 from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.hub.remote_file import Progress
-from llamasup.core.llama_server.device_memory import await_freed, devices_now
+from llamasup.core.llama_server.inspect import await_freed, devices_now
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import RAM, MemoryBudget
 from llamasup.core.pool.answers import downloading

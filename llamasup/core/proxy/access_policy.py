@@ -13,8 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.keys import Keys
-from llamasup.core.http.address import is_local_name
-from llamasup.core.http.forwarded import TrustedProxies
+from llamasup.core.http.address import TrustedProxies, is_local_name
 from llamasup.core.http.heads import Head, HttpError, parse_authority
 from llamasup.core.http.response_heads import is_shown_or_run
 from llamasup.core.http.routes import CONTROL, closed_by_default, misspelled

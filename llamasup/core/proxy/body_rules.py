@@ -13,9 +13,8 @@ import msgspec
 
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import ANY_HOST
-from llamasup.core.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
+from llamasup.core.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, refused_media, scanned
 from llamasup.core.http.heads import HeadRules, HttpError
-from llamasup.core.http.media_policy import refused_media
 from llamasup.core.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
 from llamasup.core.http.routes import CONTROL, Work
 from llamasup.core.proxy.request import Request

@@ -101,7 +101,7 @@ class ProxyAddress(ValueKind, frozen=True):
     names: ClassVar[Names] = "host"
 
     def parse(self, text: str) -> str:
-        from llamasup.core.http.forwarded import UNIX, proxy_network
+        from llamasup.core.http.address import UNIX, proxy_network
 
         try:
             return text if text == UNIX else str(proxy_network(text))
@@ -113,7 +113,7 @@ class ProxyAddress(ValueKind, frozen=True):
 
 
 class RpcWorker(ValueKind, frozen=True):
-    """The address of an RPC worker, as text. ``http.rpc_address`` checks that it is private."""
+    """The address of an RPC worker, as text. ``http.address`` checks that it is private."""
 
     allowed: ClassVar[str] = (
         "HOST:PORT of a loopback or private address such as 10.0.0.2:50052, or tls://HOST:PORT"
@@ -121,7 +121,7 @@ class RpcWorker(ValueKind, frozen=True):
     names: ClassVar[Names] = "host"
 
     def parse(self, text: str) -> str:
-        from llamasup.core.http.rpc_address import parse_worker
+        from llamasup.core.http.address import parse_worker
 
         try:
             return str(parse_worker(text))
@@ -134,7 +134,7 @@ class RpcWorker(ValueKind, frozen=True):
 
 def worker_identity(text: str) -> object:
     """Return a key that is equal for two valid addresses of one RPC worker."""
-    from llamasup.core.http.rpc_address import parse_worker
+    from llamasup.core.http.address import parse_worker
 
     return parse_worker(text).identity
 

@@ -2,6 +2,9 @@
 
 ``begin`` plans and spawns the child. ``Generation`` reads its log, waits for its exit, cleans up after it,
 and posts the events of ``states.py``. The table decides when a child starts and ends.
+
+``LoadWatch`` samples the load of the child: its memory, the bytes that it has read, and the stage that its
+log shows. ``load_progress.py`` makes an estimate of the samples.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,13 +35,14 @@ from llamasup.core.llama_server.log_lines import (
 )
 from llamasup.core.llama_server.rpc.in_use import USED
 from llamasup.core.planning.measured.load_history import acceptance, is_low
+from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.core.supervision import states
 from llamasup.core.supervision.events import Bus, ServerWarned
-from llamasup.core.supervision.load_watch import LoadWatch
+from llamasup.core.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.states import Event, Policy
-from llamasup.core.system.hardware.usage import oom_kills
+from llamasup.core.system.hardware.usage import LoadUsage, load_usage, oom_kills
 from llamasup.core.system.process.exit import Exit
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
@@ -338,3 +342,68 @@ def _spawn_error(error: OSError) -> LlamasupError:
         f"llama-server could not be started: {error.strerror or error}",
         remedy="Check the limits on processes and open files (ulimit -a).",
     )
+
+
+_STAGES = {"weights": Stage.WEIGHTS, "warm_up": Stage.WARM_UP}
+
+
+class LoadWatch:
+    """The load of the process ``pid``, which has just been started. ``clock``: monotonic, in seconds.
+
+    ``probes.watch_progress`` calls ``sample`` while the child starts; between two samples nothing is done.
+    """
+
+    def __init__(
+        self,
+        facts: LoadFacts,
+        pid: int,
+        clock: Callable[[], float],
+        usage: Callable[[int], LoadUsage | None] = load_usage,
+    ) -> None:
+        self._estimate = LoadEstimate(facts)
+        self._pid = pid
+        self._clock = clock
+        self._usage = usage
+        self._began_s = clock()
+        self._stage = Stage.BEGIN
+        self._times: LoadTimes | None = None
+
+    def __repr__(self) -> str:
+        return f"<LoadWatch of process {self._pid}: {self.progress}>"
+
+    def stage_began(self, stage: Literal["weights", "warm_up"]) -> None:
+        """The log shows that ``stage`` begins."""
+        if _STAGES[stage] > self._stage and self._times is None:
+            self._stage = _STAGES[stage]
+            self.sample()
+
+    def sample(self) -> LoadUsage | None:
+        """Look at the process; None if it has ended."""
+        seen = self._usage(self._pid)
+        if seen is not None and self._times is None:
+            sample = Sample(
+                self._clock() - self._began_s,
+                seen.file_bytes,
+                seen.anonymous_bytes,
+                seen.read_bytes,
+                seen.disk_bytes,
+                seen.cpu_s,
+                self._stage,
+            )
+            self._estimate = self._estimate.after(sample)
+        return seen
+
+    @property
+    def progress(self) -> LoadProgress:
+        """The progress at the last sample."""
+        return self._estimate.progress(self._clock() - self._began_s)
+
+    @property
+    def times(self) -> LoadTimes | None:
+        """The times of its stages, once it has ended."""
+        return self._times
+
+    def end(self) -> None:
+        """The child serves."""
+        if self._times is None:
+            self._times = self._estimate.times("", "", self._clock() - self._began_s)

@@ -1,6 +1,7 @@
 """Estimates the progress of a load: samples of the process in, percent and remaining time out (pure).
 
-``load_watch.py`` takes the samples. A load has four stages (``planning/measured/load_times.py``):
+``LoadWatch`` in ``generation.py`` takes the samples. A load has four stages
+(``planning/measured/load_times.py``):
 
 - *begin*: until the log says that the model is loaded, or until weights arrive.
 - *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from

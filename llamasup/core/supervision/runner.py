@@ -25,12 +25,11 @@ from llamasup.core.queueing.wait_estimate import LOAD_WEIGHT, smoothed
 from llamasup.core.supervision import probes, states
 from llamasup.core.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.core.supervision.generation import Generation, GenerationContext, begin
-from llamasup.core.supervision.history import History
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.not_serving import STOPPING, is_last, unavailable
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.state_machine import InvalidTransition, advance
-from llamasup.core.supervision.states import LIVE, Effect, Event, Instance, Policy, State, violations
+from llamasup.core.supervision.states import LIVE, Effect, Event, History, Instance, Policy, State, violations
 from llamasup.core.system.process.exit import Exit
 from llamasup.core.system.text import eta_text
 

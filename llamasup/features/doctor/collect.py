@@ -17,7 +17,7 @@ from llamasup.core.control.discovery import discover
 from llamasup.core.control.selection import RunningFact
 from llamasup.core.http.certificate import MAX_PEM_BYTES, validity_of
 from llamasup.core.llama_server.inspect import FoundRuntime, Runtime, survey_runtimes
-from llamasup.core.llama_server.shareable_lines import shareable_lines
+from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device, is_amd_card

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from llamasup.core.llama_server.answers import NoAnswer
-from llamasup.core.llama_server.shareable_lines import shareable_lines
+from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.llama_server.warmup import WarmUpRequest
 from llamasup.core.planning.measured.prose import prose
 from llamasup.core.supervision.runner import InstanceRunner

@@ -11,8 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from llamasup.core.llama_server.device_memory import devices_now
-from llamasup.core.llama_server.inspect import Runtime, find_runtime
+from llamasup.core.llama_server.inspect import Runtime, devices_now, find_runtime
 from llamasup.core.system.hardware.devices import Device, NvmlGpu
 from llamasup.core.system.hardware.nvml import NvmlAnswer, ask_nvml
 from llamasup.errors import BrokenRuntime

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.supervision import states as lc
-from llamasup.core.supervision.history import MAX_RECORDS, History
-from llamasup.core.supervision.states import State
+from llamasup.core.supervision.states import MAX_RECORDS, History, State
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 KILLED = Diagnosis("killed", "killed while it read a secret prompt", "", ("a line of its log",), False, 75)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamasup.core.planning.measured.load_times import LoadFacts
-from llamasup.core.supervision.load_watch import LoadWatch
+from llamasup.core.supervision.generation import LoadWatch
 from llamasup.core.system.hardware.usage import LoadUsage
 
 GIB = 1 << 30

@@ -2,10 +2,16 @@
 
 llama.cpp's protocol has no stable version, so only a llama-server can tell whether this worker suits it. The
 last answers are kept: a worker that serves a llama-server answers no other.
+
+A ``tls://`` worker is asked through a loopback port that leads to it over mutual TLS. A port is opened at the
+first use and stays until llamasup ends, because plans and running llama-servers name it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.http.rpc_address import parse_worker
+from llamasup.core.http.address import WorkerAddress, parse_worker
 from llamasup.core.llama_server.inspect import Runtime, run_runtime
 from llamasup.core.llama_server.rpc.in_use import USED
-from llamasup.core.llama_server.rpc.tunnel import TUNNELS
+from llamasup.core.llama_server.rpc.relay import Relay, RelayLoop, Stream, client_context
 from llamasup.core.llama_server.rpc.workers import TunnelFiles, WorkerAnswer
 from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in
 from llamasup.core.system.process.run_once import CommandResult
-from llamasup.errors import UsageInvalid
+from llamasup.errors import ConfigInvalid, UsageInvalid
 
 ESTIMATE_TIMEOUT_S = 3.0
 """An answer takes 60 ms on this machine (b11434); a worker that hangs or is busy never answers."""
@@ -142,3 +148,74 @@ def _keep(key: _Key, answer: WorkerAnswer, now_s: float) -> WorkerAnswer:
             _kept[key] = replace(kept, at_s=float("-inf"))
     devices: tuple[Device, ...] = () if kept is None else kept.answer.devices
     return replace(answer, devices=devices) if answer.state == "busy" else answer
+
+
+class _Tunnel:
+    """One tunnel. ``problem``: why the last connection failed; empty if it did not."""
+
+    def __init__(self, address: WorkerAddress, files: TunnelFiles) -> None:
+        """Open its port. Raises ConfigInvalid for an unusable file: it is an error of the settings."""
+        client_context(files)
+
+        async def connect() -> Stream:
+            return await asyncio.open_connection(
+                address.host, address.port, ssl=client_context(files), server_hostname=address.host
+            )
+
+        self.problem = ""
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.relay = Relay(self.listening, connect, on_problem=self._note)
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+
+
+class Tunnels:
+    """The tunnels of this process. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._relays: RelayLoop | None = None
+        self._open: dict[tuple[str, TunnelFiles], _Tunnel] = {}  # bounded by the config
+
+    def port(self, name: str, files: TunnelFiles | None) -> int:
+        """Return the loopback port that leads to the worker ``name``.
+
+        Raises ConfigInvalid without certificates.
+        """
+        if files is None:
+            raise ConfigInvalid(
+                f"The RPC worker {name} needs certificates: TLS here is always mutual.",
+                remedy="Set rpc_ca, rpc_cert and rpc_key (--rpc-ca, --rpc-cert, --rpc-key).",
+            )
+        with self._lock:
+            found = self._open.get((name, files))
+            if found is None:
+                found = self._open[(name, files)] = _Tunnel(parse_worker(name), files)
+                if self._relays is None:
+                    self._relays = RelayLoop()
+                    atexit.register(self.close)
+                self._relays.start(found.relay.run())
+        return found.relay.port
+
+    def problem(self, name: str, files: TunnelFiles | None) -> str:
+        """Return the reason why the last connection of the tunnel failed.
+
+        Returns an empty text if it did not, or there is no tunnel.
+        """
+        with self._lock:
+            found = None if files is None else self._open.get((name, files))
+        return "" if found is None else found.problem
+
+    def close(self) -> None:
+        """End all tunnels and their connections. A later use opens new ones."""
+        with self._lock:
+            relays, opened = self._relays, tuple(self._open.values())
+            self._relays, self._open = None, {}
+        if relays is not None:
+            relays.close()
+        for tunnel in opened:
+            tunnel.listening.close()
+
+
+TUNNELS = Tunnels()

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-from llamasup.core.http.rpc_address import parse_worker
+from llamasup.core.http.address import parse_worker
 
 _Use = tuple[tuple[str, int], str]
 """The worker's identity, and its user."""

@@ -1,6 +1,6 @@
 """The RPC workers of a model: their addresses, their answers, and which of them a start uses (pure).
 
-A worker is llama.cpp's ``rpc-server``, or leads to one through a tunnel (``tunnel.py``). It serves one client
+A worker is llama.cpp's ``rpc-server``, or leads to one through a tunnel (``ask.py``). It serves one client
 at a time: while a llama-server uses it, it answers no other one (b11434).
 """
 

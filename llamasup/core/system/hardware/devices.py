@@ -1,7 +1,7 @@
 """Compute devices: parses llama-server's list, and adds the free memory that NVML reports.
 
 ``--list-devices`` prints name, description, total and free memory; the backends log more about the devices at
-the same time. Pure: llama_server/device_memory.py and nvml.py collect the inputs.
+the same time. Pure: llama_server/inspect.py and nvml.py collect the inputs.
 """
 
 from __future__ import annotations

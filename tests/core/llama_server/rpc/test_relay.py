@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.llama_server.rpc.ask import Tunnels
 from llamasup.core.llama_server.rpc.relay import (
     MOST_RELAYS,
     Relay,
@@ -21,7 +22,6 @@ from llamasup.core.llama_server.rpc.relay import (
     client_context,
     server_context,
 )
-from llamasup.core.llama_server.rpc.tunnel import Tunnels
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
 from llamasup.core.settings.address_kinds import RpcWorker
 from llamasup.core.system.process.platform import loop_factory
