@@ -20,8 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.address import TcpAddress, is_loopback, refuse_reachable
-from llamasup.core.http.finish_reason import ContextWindow
-from llamasup.core.llama_server.answers import Health
+from llamasup.core.llama_server.answers import ContextWindow, Health
 from llamasup.core.llama_server.client import PROBE_TIMEOUT_S, Prober
 from llamasup.core.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
 from llamasup.core.llama_server.rpc.relay import Relay, RelayLoop, Stream, server_context

@@ -12,7 +12,7 @@ import httptools
 import httpx
 import pytest
 
-from llamasup.core.http.sse import TokenCounts
+from llamasup.core.llama_server.token_counts import TokenCounts
 from llamasup.core.proxy import ProxyConfig
 from tests.core.proxy.rig import PATIENCE_S, Rig, Wire, get, post
 from tests.real.bare_server import bare_server

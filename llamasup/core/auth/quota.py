@@ -11,7 +11,7 @@ from typing import Final
 from llamasup.core.auth.api_key import KeyLimits
 from llamasup.core.http.body_scan import MANY_JOBS
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.sse import TokenCounts
+from llamasup.core.llama_server.token_counts import TokenCounts
 
 _MINUTE_S: Final = 60.0
 _ROUNDING: Final = 1e-6  # a client that waited exactly for Retry-After is not refused for a rounding error

@@ -17,9 +17,9 @@ import msgspec
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.http.address import Address, UnixAddress
-from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.network import AsyncioBackend
 from llamasup.core.llama_server.answers import (
+    ContextWindow,
     Health,
     NoAnswer,
     ServerProgress,

@@ -54,7 +54,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     ``replayed``: it was sent again after its first generation ended. ``continued``: it was sent again to
     continue its stream. ``repaired``: the repairs, separated by commas. ``context``: how the size of the
-    context affected the answer (http/finish_reason.py), with ``n_prompt_tokens`` and ``n_ctx`` if known.
+    context affected the answer (llama_server/finish_reason.py), with ``n_prompt_tokens`` and ``n_ctx`` if
+    known.
     ``tokens_estimated``: the estimate of the tokens that its answer did not report.
     """
 

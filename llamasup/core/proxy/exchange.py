@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from llamasup.core.http.chunks import is_chunked
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.token_meter import TokenMeter
+from llamasup.core.llama_server.token_counts import TokenMeter
 from llamasup.core.observability.counters import CANCELLED, GAVE_WAY
 from llamasup.core.proxy.answers.answer_tokens import TAIL_PIECES, MeteredTail
 from llamasup.core.proxy.answers.sse_keepalive import send_keepalive_if_due

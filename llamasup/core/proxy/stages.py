@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.sse import TokenCounts
+from llamasup.core.llama_server.token_counts import TokenCounts
 from llamasup.core.queueing.endpoint import Endpoint
 
 

@@ -20,7 +20,7 @@ from llamasup.core.queueing.wait_estimate import HELD_WEIGHT, smoothed
 if TYPE_CHECKING:
     import ssl
 
-    from llamasup.core.http.finish_reason import ContextWindow
+    from llamasup.core.llama_server.answers import ContextWindow
 
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _EXCLUSIVE: Final = UNLIMITED  # permits that are taken besides, so that none is free

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.http.schema_check import asked_json, violation
+from llamasup.core.llama_server.schema_check import asked_json, violation
 from llamasup.core.queueing.wait_estimate import smoothed
 from llamasup.core.system.native import native
 from llamasup.core.system.text import printable

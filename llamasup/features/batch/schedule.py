@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.http.finish_reason import SHARED_FULL
+from llamasup.core.llama_server.answers import ErrorObject
+from llamasup.core.llama_server.finish_reason import SHARED_FULL
 from llamasup.core.system.text import INVALID_JSON
 
 MAX_TRIES: Final = 3
@@ -100,15 +101,8 @@ class Stop(Struct, frozen=True):
 Decision = Finished | Again | Aside | Stop
 
 
-class _ErrorObject(Struct):
-    message: str = ""
-    cause: str | None = None
-    type: str | None = None
-    code: int | str | None = None
-
-
 class _ErrorBody(Struct):
-    error: _ErrorObject | str = ""
+    error: ErrorObject | str = ""
 
 
 _decode_error = msgspec.json.Decoder(_ErrorBody).decode
@@ -120,7 +114,7 @@ def refusal_of(status: int, body: bytes, retry_after: str | None = None) -> Refu
         error = _decode_error(body).error
     except INVALID_JSON:
         error = ""
-    given = error if isinstance(error, _ErrorObject) else _ErrorObject(error)
+    given = error if isinstance(error, ErrorObject) else ErrorObject(message=error)
     if not status:
         status = given.code if isinstance(given.code, int) else 500
     try:

@@ -11,10 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
+from llamasup.core.llama_server.answers import (
+    NULL,
+    ChatAnswer,
+    ChatTimings,
+    Choice,
+    ChosenToken,
+    CompletionAnswer,
+    Embeddings,
+    Failed,
+    ToolCall,
+)
 from llamasup.core.system.text import INVALID_JSON, path_text
 from llamasup.features.ollama.requests import Kind, OllamaRequest
 
-_NULL: Final = msgspec.Raw(b"null")
 _EMPTY: Final = b'""'
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -33,100 +43,10 @@ class Times(msgspec.Struct, frozen=True):
     load_s: float = 0.0
 
 
-# --- what llama-server sends -----------------------------------------------------------------------
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Message(msgspec.Struct):
-    content: msgspec.Raw = _NULL
-    reasoning_content: msgspec.Raw = _NULL
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Top(msgspec.Struct, omit_defaults=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-
-
-class _Token(msgspec.Struct, omit_defaults=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-    top_logprobs: list[_Top] | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Token] | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Message = msgspec.field(default_factory=_Message)
-    message: _Message = msgspec.field(default_factory=_Message)
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _Timings(msgspec.Struct):
-    cache_n: int = 0
-    prompt_n: int = 0
-    prompt_ms: float = 0.0
-    predicted_n: int = 0
-    predicted_ms: float = 0.0
-
-
-class _Chat(msgspec.Struct):
-    choices: list[_Choice] = []
-    timings: _Timings | None = None
-    error: msgspec.Raw = _NULL
-
-
-class _Completion(msgspec.Struct):
-    content: msgspec.Raw = _NULL
-    stop: bool = False
-    stop_type: str = ""
-    timings: _Timings | None = None
-    error: msgspec.Raw = _NULL
-
-
-class _Embedding(msgspec.Struct):
-    embedding: msgspec.Raw
-    index: int = 0
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-
-
-class _Embeddings(msgspec.Struct):
-    data: list[_Embedding]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-    remedy: str = ""
-    type: str = ""
-
-
-class _Failed(msgspec.Struct):
-    error: _Error
-
-
-_read_chat = msgspec.json.Decoder(_Chat).decode
-_read_completion = msgspec.json.Decoder(_Completion).decode
-_read_embeddings = msgspec.json.Decoder(_Embeddings).decode
-_read_failed = msgspec.json.Decoder(_Failed).decode
+_read_chat = msgspec.json.Decoder(ChatAnswer).decode
+_read_completion = msgspec.json.Decoder(CompletionAnswer).decode
+_read_embeddings = msgspec.json.Decoder(Embeddings).decode
+_read_failed = msgspec.json.Decoder(Failed).decode
 _read_numbers = msgspec.json.Decoder(list[float]).decode
 
 # --- errors ----------------------------------------------------------------------------------------
@@ -181,7 +101,7 @@ class _Calls:
     def __init__(self) -> None:
         self._by_index: dict[int, _Call] = {}
 
-    def add(self, pieces: list[_ToolCall]) -> None:
+    def add(self, pieces: list[ToolCall]) -> None:
         for piece in pieces:
             call = self._by_index.setdefault(piece.index, _Call())
             call.id = piece.id or call.id
@@ -226,9 +146,9 @@ def _reason(finish_reason: str | None) -> str:
     return _REASONS.get(finish_reason or "", "stop")
 
 
-def _metrics(times: Times, timings: _Timings | None) -> bytes:
+def _metrics(times: Times, timings: ChatTimings | None) -> bytes:
     """The end of the last object: numbers of tokens, and times in nanoseconds."""
-    found = timings or _Timings()
+    found = timings or ChatTimings()
     return (
         b'"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d,"prompt_eval_duration":%d,'
         b'"eval_count":%d,"eval_duration":%d}\n'
@@ -243,7 +163,7 @@ def _metrics(times: Times, timings: _Timings | None) -> bytes:
     )
 
 
-def _tokens(tokens: list[_Token], *, alternatives: bool) -> bytes:
+def _tokens(tokens: list[ChosenToken], *, alternatives: bool) -> bytes:
     """The field ``logprobs``, with its comma; empty without tokens."""
     if not tokens:
         return b""
@@ -304,8 +224,8 @@ class Lines:
         self._alternatives = request.alternatives
         self._calls = _Calls()
         self._reason = _reason(None)
-        self._timings: _Timings | None = None
-        self._tokens: list[_Token] = []  # that have no line yet
+        self._timings: ChatTimings | None = None
+        self._tokens: list[ChosenToken] = []  # that have no line yet
         self.ends = False
         """llama-server has sent its last event."""
 
@@ -323,7 +243,7 @@ class Lines:
 
     def _chat(self, event: bytes, created_at: bytes) -> bytes:
         chunk = _read_chat(event)
-        if chunk.error is not _NULL:
+        if chunk.error is not NULL:
             raise BrokenAnswer(error_text(event))
         if chunk.timings is not None:
             self._timings = chunk.timings
@@ -350,7 +270,7 @@ class Lines:
 
     def _completion(self, event: bytes, created_at: bytes) -> bytes:
         chunk = _read_completion(event)
-        if chunk.error is not _NULL:
+        if chunk.error is not NULL:
             raise BrokenAnswer(error_text(event))
         if chunk.stop:
             self._timings, self._reason = chunk.timings, _reason(chunk.stop_type)
@@ -393,14 +313,14 @@ def whole(request: OllamaRequest, body: bytes, created_at: bytes, times: Times) 
     return b'%b%b",%b%b' % (_begin(request.name), created_at, part, _metrics(times, timings))
 
 
-def _whole_text(request: OllamaRequest, body: bytes) -> tuple[bytes, _Timings | None]:
+def _whole_text(request: OllamaRequest, body: bytes) -> tuple[bytes, ChatTimings | None]:
     if request.kind is Kind.RAW:
         completion = _read_completion(body)
         part = _response(_of(completion.content), b"")
         end = _reason(completion.stop_type).encode()
         return b'%b"done":true,"done_reason":"%b",' % (part, end), completion.timings
     chat = _read_chat(body)
-    choice = chat.choices[0] if chat.choices else _Choice()
+    choice = chat.choices[0] if chat.choices else Choice()
     message, calls = choice.message, _Calls()
     calls.add([msgspec.structs.replace(call, index=at) for at, call in enumerate(message.tool_calls or ())])
     form, reason = _chat_message if request.kind is Kind.CHAT else _response, _reason(choice.finish_reason)

@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.address import Address
-from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.heads import HttpError
+from llamasup.core.llama_server.answers import ContextWindow
 from llamasup.core.pool.replicas.load_balancer import LoadBalancer
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.queueing.endpoint import (

@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from llamasup.core.http.requested_model import plain_json
 from llamasup.core.http.routes import CHATS, RESPONSES
-from llamasup.core.http.schema_check import (
+from llamasup.core.llama_server.answers import TextAnswer
+from llamasup.core.llama_server.schema_check import (
     COMPLETIONS,
-    Answer,
     AskedJson,
     asked_json,
+    ignores_schema,
     mismatch,
     read_answer,
 )
@@ -90,7 +91,7 @@ class Checks(Struct, frozen=True):
         found = read_answer(answer)
         if found is None:
             return None
-        if found.ignores_schema(self.route):
+        if ignores_schema(found, self.route):
             return Fault.SCHEMA_IGNORED
         if found.is_cut or not self.varies:
             return None
@@ -101,7 +102,7 @@ class Checks(Struct, frozen=True):
         found = read_answer(answer)
         return found is not None and not found.is_cut and self._matches(found) is True
 
-    def _matches(self, answer: Answer) -> bool | None:
+    def _matches(self, answer: TextAnswer) -> bool | None:
         """Returns None if it takes too long to know."""
         assert self.json is not None
         try:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from llamasup.core.http.chunks import Dechunker, is_chunked
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import CHATS, RESPONSES
-from llamasup.core.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
+from llamasup.core.llama_server.token_counts import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.core.observability.counters import Metrics
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead, HeldExchange

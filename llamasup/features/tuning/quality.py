@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from llamasup.core.llama_server.answers import Probabilities
+
 BOUND = 0.01
 """The mean divergence in nats that a change may have without ``--allow-lossy``: a choice of llamasup."""
 
@@ -75,24 +77,10 @@ def probe_body(prompt: Sequence[int], answer: int) -> dict[str, Any]:
     }
 
 
-class _Listed(msgspec.Struct):
-    id: int
-    logprob: float | None = None
-
-
-class _Token(msgspec.Struct):
-    id: int
-    top_logprobs: list[_Listed] = msgspec.field(default_factory=list)
-
-
-class _Answer(msgspec.Struct):
-    completion_probabilities: list[_Token] = msgspec.field(default_factory=list)
-
-
 def read_distributions(answer: Any) -> Distribution:
     """Read the answer to ``probe_body``. Empty if the build lists no log-probabilities (before 2025)."""
     try:
-        tokens = msgspec.convert(answer, _Answer).completion_probabilities
+        tokens = msgspec.convert(answer, Probabilities).completion_probabilities
     except msgspec.ValidationError:
         return ()
     return tuple(

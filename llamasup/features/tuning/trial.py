@@ -18,7 +18,7 @@ import msgspec
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.network import AsyncioBackend
-from llamasup.core.llama_server.answers import NoAnswer
+from llamasup.core.llama_server.answers import NoAnswer, Text, Tokens
 from llamasup.core.llama_server.client import Prober
 from llamasup.core.llama_server.diagnosis import diagnose
 from llamasup.core.llama_server.rpc.in_use import USED
@@ -56,14 +56,6 @@ class TrialFailed(Exception):
 
 class TrialTimedOut(TrialFailed):
     """The server did not answer within the limit."""
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Text(msgspec.Struct):
-    content: str
 
 
 class Trial:
@@ -215,13 +207,13 @@ class Trial:
             takes_text = self.plan.model_class in (ModelClass.RERANKER, ModelClass.DECISION)
             if takes_text and number not in self._documents:
                 body = {"tokens": tokens[: max(1, lengths.prompt // 2)]}
-                self._documents[number] = (await self._post("/detokenize", body, _Text)).content
+                self._documents[number] = (await self._post("/detokenize", body, Text)).content
 
     async def _prompt(self, number: int, length: int) -> list[int]:
         """The prompt ``number`` of this many tokens."""
         if len(self._texts.get(number, ())) < length:
             content = prose(number, length)  # a word has at least one token
-            self._texts[number] = (await self._post("/tokenize", {"content": content}, _Tokens)).tokens
+            self._texts[number] = (await self._post("/tokenize", {"content": content}, Tokens)).tokens
         return prompt_tokens(self._texts[number], length)
 
     async def _post(self, path: str, body: Mapping[str, object], answer_type: type[T]) -> T:

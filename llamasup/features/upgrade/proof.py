@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from llamasup.core.llama_server.answers import NoAnswer
+from llamasup.core.llama_server.answers import NoAnswer, Text
 from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.llama_server.warmup import WarmUpRequest
 from llamasup.core.planning.measured.prose import prose
@@ -37,10 +37,6 @@ _IDLE_POLL_S = 0.01
 _ANSWER_BYTES = 2_000  # of a failed answer; an error of llama-server has less
 _LINES = 8  # of the log of the failed server, as in a diagnosis
 _CAUSE_S = 2.0  # until the end of a server is noticed, and its log read
-
-
-class _Completion(msgspec.Struct):
-    content: str
 
 
 class _Failed(Exception):
@@ -176,7 +172,7 @@ async def _answer(prober: Prober, request: WarmUpRequest) -> tuple[str, float]:
     if status != 200:
         raise _Failed(f"answered with status {status}", body)
     try:
-        return msgspec.json.decode(body, type=_Completion).content, took_s
+        return msgspec.json.decode(body, type=Text).content, took_s
     except msgspec.DecodeError:
         raise _Failed("answered without a text", body) from None
 

@@ -11,7 +11,7 @@ from llamasup.core.auth.api_key import KeyLimits
 from llamasup.core.auth.quota import Bucket, Quota, context_left, cost_of, tokens_made_in, unreported_tokens
 from llamasup.core.http.body_scan import MANY_JOBS
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.sse import TokenCounts
+from llamasup.core.llama_server.token_counts import TokenCounts
 from tests.kit.extent import examples
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.llama_server.answers import (
+    ContextWindow,
     ServerProgress,
     SlotProgress,
     read_progress,

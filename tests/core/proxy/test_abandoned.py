@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from llamasup.core.http.finish_reason import ContextWindow
+from llamasup.core.llama_server.answers import ContextWindow
 from llamasup.core.proxy import Limits, ProxyConfig
 from llamasup.core.queueing.endpoint import generation_ended
 from llamasup.core.supervision.probes import traffic_of

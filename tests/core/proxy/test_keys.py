@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from llamasup.core.auth.key_source import KeyFile
 from llamasup.core.http.chunks import Dechunker
-from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.heads import HttpError
+from llamasup.core.llama_server.answers import ContextWindow
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.proxy import Limits, ProxyConfig
 from llamasup.core.proxy.request import Request

@@ -7,8 +7,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from llamasup.core.http.finish_reason import ContextWindow
 from llamasup.core.http.heads import HttpError
+from llamasup.core.llama_server.answers import ContextWindow
 from llamasup.core.observability.counters import CANCELLED
 from llamasup.core.proxy import Limits, ProxyConfig
 from llamasup.core.queueing.endpoint import generation_ended

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from llamasup.core.http.finish_reason import ContextWindow
+from llamasup.core.llama_server.answers import ContextWindow
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.observability.observer import Observer
 from llamasup.core.queueing.endpoint import Endpoint

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route
-from llamasup.core.http.schema_check import AskedJson
+from llamasup.core.llama_server.schema_check import AskedJson
 from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.core.observability.counters import CANCELLED, Metrics
 from llamasup.core.proxy import ProxyConfig, bind

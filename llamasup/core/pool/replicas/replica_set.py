@@ -211,7 +211,7 @@ class ReplicaSet:
 
 def _prepared(repairs: Repairs) -> Repairs:
     if repairs.json:
-        from llamasup.core.http.schema_check import (
+        from llamasup.core.llama_server.schema_check import (
             import_package,  # here, because few models ask for it
         )
 

@@ -10,8 +10,7 @@ from llamasup.core.auth.quota import unreported_tokens
 from llamasup.core.http.body_scan import MANY_JOBS
 from llamasup.core.http.requested_model import PROMPTS, lists_of
 from llamasup.core.http.routes import Work
-from llamasup.core.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
-from llamasup.core.http.token_meter import TokenMeter
+from llamasup.core.llama_server.token_counts import TAIL_BYTES, TokenCounts, TokenMeter, read_token_counts
 from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import Endpoint
 

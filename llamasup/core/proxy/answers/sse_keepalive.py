@@ -12,7 +12,8 @@ from typing import Final
 
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
 from llamasup.core.http.heads import status_line
-from llamasup.core.http.sse import error_event, error_of
+from llamasup.core.http.sse import error_event
+from llamasup.core.llama_server.answers import error_of
 from llamasup.core.proxy.interfaces import ClientConnection
 from llamasup.core.proxy.request import Request
 

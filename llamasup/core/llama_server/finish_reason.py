@@ -12,14 +12,8 @@ from typing import Final
 
 import msgspec
 
-from llamasup.core.http.sse import TokenCounts
-
-
-class ContextWindow(msgspec.Struct, frozen=True):
-    """The context of one request. Prompt and answer of ``full_from`` tokens together may have been cut."""
-
-    n_ctx: int
-    full_from: int
+from llamasup.core.llama_server.answers import ContextWindow, Failed
+from llamasup.core.llama_server.token_counts import TokenCounts
 
 
 class ContextEnd(msgspec.Struct, frozen=True):
@@ -32,17 +26,6 @@ class ContextEnd(msgspec.Struct, frozen=True):
     kind: str
     n_prompt_tokens: int | None = None
     n_ctx: int | None = None
-
-
-class _Refusal(msgspec.Struct):
-    type: str = ""
-    message: str = ""
-    n_prompt_tokens: int | None = None
-    n_ctx: int | None = None
-
-
-class _Refused(msgspec.Struct):
-    error: _Refusal
 
 
 # The message if all requests together have filled a shared cache (--kv-unified).
@@ -63,7 +46,7 @@ def context_refusal(body: bytes) -> ContextEnd | None:
     if b"xceed" not in body:  # nearly every refusal is about something else
         return None
     try:
-        error = msgspec.json.decode(body, type=_Refused).error
+        error = msgspec.json.decode(body, type=Failed).error
     except (msgspec.DecodeError, RecursionError):
         return None
     if error.type == "exceed_context_size_error":

@@ -1,16 +1,122 @@
-"""Reads the token counts of an answer while it passes, at any position and for every item.
+"""Reads the token counts that llama-server reports: at the end of an answer, or while it passes.
 
-For requests of several items and for keys with ``tpm``. For all others, ``http.sse`` reads the counts once,
-at the end. llama-server (b11434) reports counts for each item of a stream and of a plain answer of
-``/completion``, but only for the first item of a plain answer of the OpenAI APIs.
+llama-server puts ``usage`` and ``timings`` last in most plain answers and in the last events of a stream,
+and ``usage`` first in answers of embeddings and reranking. ``usage`` is the count of OpenAI or Anthropic;
+``timings`` is llama-server's own, with the speed. Chunk framing can split the numbers and is removed first.
+
+``read_token_counts`` reads the counts once, at the end. ``TokenMeter`` reads them at any position and for
+every item: for requests of several items and for keys with ``tpm``. llama-server (b11434) reports counts for
+each item of a stream and of a plain answer of ``/completion``, but only for the first item of a plain answer
+of the OpenAI APIs.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from llamasup.core.http.sse import FRAMING, NAMED_EVENTS, TokenCounts, counts_in
+import msgspec
+
+from llamasup.core.http.sse import FRAMING, NAMED_EVENTS
+from llamasup.core.llama_server.answers import Timings
+
+TAIL_BYTES = (
+    8192  # the last event of a chat with timings is below 1 KiB, of /completion about 3 KiB plus the prompt
+)
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """The tokens that a response reports; None if it does not. ``prompt`` includes cached tokens."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    tokens_per_s: float | None = None
+
+
+_read_timings = msgspec.json.Decoder(Timings).decode
+_USAGE = b'"usage":'
+_TIMINGS = b'"timings":'
+_MAX_COUNT = 1e15  # more than any count; 1e999 would not be a whole number
+_NUMBER = re.compile(
+    rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
+    rb'|prompt_n|cache_n|predicted_n|predicted_per_second)"\s*:\s*([0-9][0-9.eE+-]*)'
+)
+
+
+def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
+    """Return the counts in the last bytes of a response, in any of llama-server's shapes.
+
+    Returns None if there are none.
+
+    ``opening``: the first bytes, with the prompt count of a ``/v1/messages`` stream, and with all counts of
+    embeddings. A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
+    """
+    at = tail.rfind(_TIMINGS)
+    if at >= 0:
+        try:
+            exact = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
+        except msgspec.DecodeError:
+            pass  # of another build, or with a chunk's framing in it
+        else:
+            cached = exact.cache_n
+            return TokenCounts(cached + exact.prompt_n, cached, exact.predicted_n, exact.predicted_per_second)
+    if b"\r\n" in tail:
+        tail = FRAMING.sub(b"", tail)
+    usage, timings = tail.rfind(_USAGE), tail.rfind(_TIMINGS)
+    found = _numbers(tail, min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings))
+    if opening and b"input_tokens" not in found:
+        found = _numbers(opening, opening.find(_USAGE)) | found
+    counts = _counts_of(found)
+    return None if counts.prompt is None and counts.completion is None else counts
+
+
+def counts_in(counts: bytes) -> TokenCounts:
+    """Return the counts in one complete object ``usage`` or ``timings``."""
+    return _counts_of(_numbers(counts, 0))
+
+
+def _counts_of(found: dict[bytes, float]) -> TokenCounts:
+    cached_n = _first(found, b"cache_n", b"cached_tokens", b"cache_read_input_tokens")
+    prompt = _first(found, b"prompt_tokens", b"input_tokens")
+    if prompt is None and (evaluated := _first(found, b"prompt_n")) is not None:
+        prompt = evaluated + (cached_n or 0)  # prompt_n counts only what was evaluated
+    elif prompt is not None and b"cache_read_input_tokens" in found:
+        prompt += cached_n or 0  # Anthropic's input_tokens do not include cached tokens
+    completion = _first(found, b"predicted_n", b"completion_tokens", b"output_tokens")
+    return TokenCounts(prompt, cached_n, completion, found.get(b"predicted_per_second"))
+
+
+def _numbers(piece: bytes, start: int) -> dict[bytes, float]:
+    found: dict[bytes, float] = {}
+    if start >= 0:
+        for name, digits in _NUMBER.findall(piece, start):
+            with suppress(ValueError):
+                if (number := float(digits)) < _MAX_COUNT:
+                    found[name] = number
+    return found
+
+
+def _first(found: dict[bytes, float], *names: bytes) -> int | None:
+    for name in names:
+        if name in found:
+            return int(found[name])
+    return None
+
+
+def tail_of(pieces: Sequence[bytes]) -> bytes:
+    """Return the last ``TAIL_BYTES`` of a response that ends with ``pieces``."""
+    tail = b""
+    for piece in reversed(pieces):
+        if len(tail) >= TAIL_BYTES:
+            break
+        tail = piece[-TAIL_BYTES:] + tail
+    return tail[-TAIL_BYTES:]
+
+
+# --- while an answer passes ----------------------------------------------------------------------
 
 _CARRIED_BYTES: Final = 2048  # from one read to the next: more than the longest object of counts
 _MAX_ITEMS: Final = 4096  # with separate counts; all further items share one

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.http.schema_check import (
+from llamasup.core.llama_server.schema_check import (
     MAX_SCHEMA,
     AskedJson,
     asked_json,
@@ -14,7 +14,7 @@ from llamasup.core.http.schema_check import (
     mismatch,
     read_answer,
 )
-from llamasup.core.http.schema_check import violation as checked
+from llamasup.core.llama_server.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}

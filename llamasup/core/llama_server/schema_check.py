@@ -21,6 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
+from llamasup.core.llama_server.answers import TextAnswer
+
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
 _MOST_SHOWN: Final = 200
@@ -65,60 +67,11 @@ class AskedJson(msgspec.Struct, frozen=True):
     schema: dict[str, Any] | None
 
 
-class _Message(msgspec.Struct):
-    content: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class Answer(msgspec.Struct):
-    """The answer of a chat or of ``/v1/completions``; ``content`` and ``stop_type`` are fields of
-    ``/completion``.
-    """
-
-    choices: list[_Choice] = []
-    content: str | None = None
-    stop_type: str | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether it ended because of ``max_tokens`` or the end of the context."""
-        return self.stop_type == "limit" or any(choice.finish_reason == "length" for choice in self.choices)
-
-    def ignores_schema(self, route: str) -> bool:
-        """Return whether llama-server has ignored the schema of a completion: it does not begin as JSON.
-
-        The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
-        ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
-        """
-        # Only a short part: white space of any length would take the expression quadratic time.
-        return route in COMPLETIONS and any(
-            _JSON_BEGINS.match(text.strip()[:6]) is None for text in self.texts()
-        )
-
-    def texts(self) -> Iterator[str]:
-        """Return the texts that have to be JSON: all but tool calls."""
-        if self.content is not None:
-            yield self.content
-        for choice in self.choices:
-            message = choice.message
-            if message is None:
-                if choice.text is not None:
-                    yield choice.text
-            elif not message.tool_calls or (message.content or "").strip():  # a call has an empty text
-                yield message.content or ""
-
-
 _JSON_BEGINS: Final = re.compile(r"[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\Z")
 """Matches a literal that was cut off, too."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_schema: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
-_read_answer: Final = msgspec.json.Decoder(Answer).decode
+_read_answer: Final = msgspec.json.Decoder(TextAnswer).decode
 
 
 def import_package() -> None:
@@ -173,7 +126,7 @@ def violation(asked: AskedJson, answer: bytes) -> str | None:
         return None
 
 
-def read_answer(answer: bytes) -> Answer | None:
+def read_answer(answer: bytes) -> TextAnswer | None:
     """Read the answer; None if that is not possible."""
     try:
         return _read_answer(answer)
@@ -181,7 +134,19 @@ def read_answer(answer: bytes) -> Answer | None:
         return None
 
 
-def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
+def ignores_schema(answer: TextAnswer, route: str) -> bool:
+    """Return whether llama-server has ignored the schema of a completion: it does not begin as JSON.
+
+    The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
+    ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
+    """
+    # Only a short part: white space of any length would take the expression quadratic time.
+    return route in COMPLETIONS and any(
+        _JSON_BEGINS.match(text.strip()[:6]) is None for text in answer.texts()
+    )
+
+
+def mismatch(asked: AskedJson, answer: TextAnswer, most_steps: int) -> str | None:
     """Describe what is wrong with the answer; None if nothing is. Raises TimeoutError if it takes more than
     ``most_steps`` to know.
     """
