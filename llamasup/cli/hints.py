@@ -64,7 +64,7 @@ def option_hint(
     ``words`` are the words of the command line, ``command`` is empty before a command, and ``options`` are
     the options of the command. ``passes_on``: it passes words after the dashes to llama-server.
     """
-    from llamasup.core.llama_server.user_options import OWN_OPTIONS  # only after a mistake
+    from llamasup.core.llama_server.argv_builder import OWN_OPTIONS  # only after a mistake
 
     word, value = typed(option, words)
     if (dashed := word.replace("_", "-")) in options:

@@ -25,7 +25,7 @@ from llamasup.core.http.address import (
     invalid_host_remedy,
     is_local,
 )
-from llamasup.core.llama_server.user_options import ignored_variables
+from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.core.observability.access_log import check_log_file
 from llamasup.core.planning.facts import Launch, prepare
 from llamasup.core.planning.planner import Planner

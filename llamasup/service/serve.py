@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-from llamasup.core.llama_server.user_options import ignored_variables
+from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.service.config_source import ConfigOptions, ConfigSource, serve_options
 from llamasup.service.configured_models import ConfiguredModels
 from llamasup.service.options import (

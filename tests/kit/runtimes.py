@@ -10,9 +10,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from llamasup.core.llama_server.argv_builder import config_files_in
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.inspect import find_runtime
-from llamasup.core.llama_server.user_options import config_files_in
 
 __all__ = [
     "capabilities_of",

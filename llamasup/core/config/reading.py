@@ -30,7 +30,7 @@ from llamasup.core.config.issues import (
 from llamasup.core.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse, scalars_of
 from llamasup.core.config.sources import InvalidReference, expanded, has_reference
 from llamasup.core.http.address import TcpAddress, UnixAddress
-from llamasup.core.llama_server.user_options import OWN_OPTIONS
+from llamasup.core.llama_server.argv_builder import OWN_OPTIONS
 from llamasup.core.settings.declaration import Setting, settings_of
 from llamasup.core.settings.kinds import (
     FilePath,

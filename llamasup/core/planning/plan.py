@@ -16,7 +16,7 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.http.address import Address, UnixAddress
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, Reason, read_extra
 from llamasup.core.llama_server.help_text import Capabilities, names_commit
-from llamasup.core.llama_server.memory_log import give_size_log
+from llamasup.core.llama_server.log_lines import give_size_log
 from llamasup.core.llama_server.plan_limits import PlanLimits, Reduction
 from llamasup.core.llama_server.rpc.workers import NO_WORKERS, Workers, give_workers, warnings_of
 from llamasup.core.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots

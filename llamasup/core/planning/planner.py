@@ -19,8 +19,7 @@ from msgspec.structs import astuple, replace
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.inspect import devices_now, library_folder
-from llamasup.core.llama_server.log_lines import Drafted
-from llamasup.core.llama_server.memory_log import read_sizes
+from llamasup.core.llama_server.log_lines import Drafted, read_sizes
 from llamasup.core.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.core.llama_server.rpc.workers import (
     NO_WORKERS,

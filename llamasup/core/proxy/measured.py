@@ -10,8 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.auth.quota import context_left
-from llamasup.core.llama_server.finish_reason import context_end, context_refusal
-from llamasup.core.llama_server.token_counts import TokenCounts, TokenMeter, tail_of
+from llamasup.core.llama_server.token_counts import (
+    TokenCounts,
+    TokenMeter,
+    context_end,
+    context_refusal,
+    tail_of,
+)
 from llamasup.core.observability.counters import HeldSlots
 from llamasup.core.proxy.answers.answer_tokens import items_of, reported, unreported
 from llamasup.core.proxy.live.state import InFlight, described, phase_of

@@ -11,8 +11,7 @@ from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.quota import Quota
 from llamasup.core.http.heads import Head, HttpError, Priority
 from llamasup.core.http.routes import CONTROL, FILES, Route
-from llamasup.core.llama_server.finish_reason import ContextEnd
-from llamasup.core.llama_server.token_counts import TokenCounts
+from llamasup.core.llama_server.token_counts import ContextEnd, TokenCounts
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.proxy.backend import ModelRoute
 from llamasup.core.proxy.settings import ProxyConfig

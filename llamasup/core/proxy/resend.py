@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.llama_server.finish_reason import is_shared_full
+from llamasup.core.llama_server.token_counts import is_shared_full
 from llamasup.core.proxy.backend import Backend
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead

@@ -31,7 +31,7 @@ from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import BUSY, Lease
 from llamasup.core.queueing.suspects import Suspects, alone_s
 from llamasup.core.settings.repairs import NO_REPAIRS
-from llamasup.core.system.text import INVALID_JSON
+from llamasup.core.system.text import INVALID_JSON, not_json
 
 __all__ = [
     "FORWARDED",
@@ -151,9 +151,8 @@ def _unreadable(request: Request) -> HttpError | None:
     try:
         msgspec.json.decode(plain_json(request.body), type=msgspec.Raw)
     except INVALID_JSON as error:
-        # The text names the place, and no value.
-        message = f"the body is not JSON: {str(error)[:_MAX_SHOWN]}"
-        return HttpError(400, message, cause="body_not_json", remedy='send a JSON object with a "model"')
+        message, remedy = not_json(error, _MAX_SHOWN), 'send a JSON object with a "model"'
+        return HttpError(400, message, cause="body_not_json", remedy=remedy)
     return None
 
 

@@ -114,7 +114,7 @@ class Generation:
         self.log_ready = asyncio.Event()
         """Set when the log says that the child listens."""
         self.size_lines: list[str] = []
-        """Log lines about the child's memory, for ``memory_log``."""
+        """Log lines about the child's memory, for ``read_sizes``."""
         self.warm_up_s = 0.0
         """The time of the first token."""
         self.load = LoadWatch(context.planner.load_facts(plan), child.pid, asyncio.get_running_loop().time)

@@ -58,6 +58,13 @@ def _columns(letter: str) -> int:
 
 
 INVALID_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def not_json(error: Exception, letters: int) -> str:
+    """Return the message for a body that is not JSON. The text of the error names the place, and no value."""
+    return f"the body is not JSON: {str(error)[:letters]}"
+
+
 """The exceptions of decoding untrusted JSON; RecursionError for a few thousand nested arrays."""
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.llama_server.answers import ErrorObject
-from llamasup.core.llama_server.finish_reason import SHARED_FULL
+from llamasup.core.llama_server.token_counts import SHARED_FULL
 from llamasup.core.system.text import INVALID_JSON
 
 MAX_TRIES: Final = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from llamasup.core.llama_server.user_options import ignored_variables
+from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import LlamasupError

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.core.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.core.http.heads import HttpError
-from llamasup.core.system.text import INVALID_JSON
+from llamasup.core.system.text import INVALID_JSON, not_json
 
 Fields = Mapping[str, msgspec.Raw]
 """An object of JSON whose values are not decoded."""
@@ -74,8 +74,7 @@ def decoded(body: bytes) -> Fields:
     except msgspec.ValidationError:
         raise refusal(f"the body is {_kind(body)}", "send a JSON object") from None
     except INVALID_JSON as error:
-        # The text names the place, and no value.
-        raise refusal(f"the body is not JSON: {str(error)[:_MAX_SHOWN]}", "send a JSON object") from None
+        raise refusal(not_json(error, _MAX_SHOWN), "send a JSON object") from None
 
 
 def is_given(fields: Fields, name: str) -> bool:

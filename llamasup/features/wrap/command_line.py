@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import Address, UnixAddress
-from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.llama_server.user_options import (
+from llamasup.core.llama_server.argv_builder import (
     ParsedOption,
     ParsedOptions,
     options_in_config,
     options_in_environ,
     parse_options,
 )
+from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.settings.names import names_of
 from llamasup.errors import UsageInvalid
 

@@ -16,13 +16,13 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.gguf.files import read_model
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
+from llamasup.core.llama_server.argv_builder import config_files_in, read_config
 from llamasup.core.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
     parse_version,
 )
-from llamasup.core.llama_server.user_options import config_files_in, read_config
 from llamasup.core.planning.child_address import child_address_kind, needs_key_file
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlan, FixedPlanner

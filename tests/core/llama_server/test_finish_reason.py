@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from llamasup.core.llama_server.answers import ContextWindow
-from llamasup.core.llama_server.finish_reason import ContextEnd, context_end, context_refusal
-from llamasup.core.llama_server.token_counts import TokenCounts, read_token_counts
+from llamasup.core.llama_server.token_counts import (
+    ContextEnd,
+    TokenCounts,
+    context_end,
+    context_refusal,
+    read_token_counts,
+)
 
 WINDOW = ContextWindow(256, 256)
 DRAFTING = ContextWindow(256, 208)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.gguf.files import read_model
-from llamasup.core.llama_server.memory_log import ServerSizes, read_sizes
+from llamasup.core.llama_server.log_lines import ServerSizes, read_sizes
 from llamasup.core.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
 from tests.kit import models
 from tests.kit.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow

@@ -13,8 +13,14 @@ from msgspec import Struct
 from llamasup.core.llama_server.help_text import Capabilities, parse_help
 from llamasup.core.llama_server.inspect import library_folder
 from llamasup.core.llama_server.rpc.worker_line import read_worker_help
-from llamasup.core.llama_server.runtime_errors import RPC_SERVER, cannot_start, check_file
-from llamasup.core.llama_server.search import Candidate, candidates, choose
+from llamasup.core.llama_server.search import (
+    RPC_SERVER,
+    Candidate,
+    candidates,
+    cannot_start,
+    check_file,
+    choose,
+)
 from llamasup.core.system.native import native
 from llamasup.core.system.process.environment import child_environment
 from llamasup.core.system.process.run_folder import scratch_folder
