@@ -72,6 +72,10 @@ class Model:
         self.entries[name] = entry
         return "queued"
 
+    def come(self, names: str) -> None:
+        for name in names.split():
+            self.comes(name)
+
     def served(self, name: str, lease: Lease) -> None:
         self.order.append(name)
         self.held[name] = lease
@@ -113,8 +117,7 @@ def test_at_most_max_concurrent_requests_are_served() -> None:
 
 def test_free_permit_goes_to_the_queue_before_new_requests() -> None:
     model = Model()
-    model.comes("a1")
-    model.comes("b1")
+    model.come("a1 b1")
     model.done("a1")
     assert model.comes("c1") == "queued"
     assert model.order == ["a1", "b1"]
@@ -122,9 +125,7 @@ def test_free_permit_goes_to_the_queue_before_new_requests() -> None:
 
 def test_permits_go_to_clients_in_turn_and_by_priority() -> None:
     model = Model()
-    model.comes("a1")
-    for name in ("a2", "a3", "b1", "c1"):
-        model.comes(name)
+    model.come("a1 a2 a3 b1 c1")
     model.comes("d1", priority=Priority.HIGH)
     model.comes("a4", priority=Priority.LOW)
     for _ in range(7):
@@ -134,8 +135,7 @@ def test_permits_go_to_clients_in_turn_and_by_priority() -> None:
 
 def test_only_inference_needs_a_permit() -> None:
     model = Model()
-    model.comes("a1")
-    model.comes("a2")
+    model.come("a1 a2")
     assert model.comes("b1", infers=False) == "served"
     model.becomes(LOADING)
     assert model.comes("b2", infers=False) == "queued"
@@ -181,8 +181,7 @@ def test_greedy_client_makes_room_in_the_queue_for_a_load_too() -> None:
 
 def test_request_too_large_for_the_room_of_another_evicts_none() -> None:
     model = Model(max_waiting=2)
-    for name in ("a1", "a2", "a3"):
-        model.comes(name)
+    model.come("a1 a2 a3")
     large = QueueEntry(QueueListener(model, "b1"), model.clock.now_s, MAX_BYTES + 1, client="b")
     assert model.queue.enter(large) is not None
     assert len(model.queue) == 2
@@ -191,8 +190,7 @@ def test_request_too_large_for_the_room_of_another_evicts_none() -> None:
 @pytest.mark.parametrize(("limit", "comes"), [(1, "queued"), (0, "refused")])
 def test_greedy_client_makes_room_in_a_queue_past_its_limit_too(limit: int, comes: str) -> None:
     model = Model(max_waiting=2)
-    for name in ("a1", "a2", "a3"):
-        model.comes(name)
+    model.come("a1 a2 a3")
     model.queue.set_limits(timeout_s=TIMEOUT_S, max_waiting=limit)
     assert model.comes("b1") == comes
     assert len(model.queue) == 2
@@ -291,8 +289,7 @@ def test_busy_model_is_429_at_once_without_wait_time() -> None:
 def test_waits_for_load_and_permit_are_counted_separately() -> None:
     model = Model()
     model.becomes(LOADING)
-    model.comes("a1")
-    model.comes("a2")
+    model.come("a1 a2")
     model.clock.pass_time(10.0)
     model.generation(2)
     model.clock.pass_time(30.0)
@@ -305,8 +302,7 @@ def test_waits_for_load_and_permit_are_counted_separately() -> None:
 
 def test_after_a_crash_broken_requests_go_first_and_none_is_lost() -> None:
     model = Model(max_concurrent=2, max_waiting=2)
-    for name in ("a1", "b1", "c1", "a2"):
-        model.comes(name)
+    model.come("a1 b1 c1 a2")
     dead = model.state
     assert isinstance(dead, Endpoint)
     model.becomes(LOADING)
@@ -326,8 +322,7 @@ def test_after_a_crash_broken_requests_go_first_and_none_is_lost() -> None:
 def test_waiting_requests_avoid_an_ejected_generation() -> None:
     """Its end is most likely a moment away; each of them would be sent there, and lose its one replay."""
     model = Model()
-    model.comes("a1")
-    model.comes("b1")
+    model.come("a1 b1")
     dying = model.state
     assert isinstance(dying, Endpoint)
     entry = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
@@ -356,8 +351,7 @@ def test_requests_that_end_at_once_serve_the_whole_queue() -> None:
 
 def test_permit_may_be_released_before_the_response_ends() -> None:
     model = Model()
-    model.comes("a1")
-    model.comes("b1")
+    model.come("a1 b1")
     model.held["a1"].release_permit()
     assert model.order == ["a1", "b1"]
     endpoint = model.state

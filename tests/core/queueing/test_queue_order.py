@@ -51,6 +51,10 @@ class Desk:
         self.queue.add(request)
         return request
 
+    def come(self, names: str) -> None:
+        for name in names.split():
+            self.comes(name)
+
     def all(self) -> str:
         return " ".join(self.queue.pop().name for _ in range(len(self.queue)))
 
@@ -61,20 +65,17 @@ def desk() -> Desk:
 
 
 def test_one_client_is_served_in_order_of_arrival(desk: Desk) -> None:
-    for name in ("a1", "a2", "a3"):
-        desk.comes(name)
+    desk.come("a1 a2 a3")
     assert desk.all() == "a1 a2 a3"
 
 
 def test_busy_client_does_not_delay_an_occasional_one(desk: Desk) -> None:
-    for name in ("a1", "a2", "a3", "a4", "b1", "c1", "c2"):
-        desk.comes(name)
+    desk.come("a1 a2 a3 a4 b1 c1 c2")
     assert desk.all() == "a1 b1 c1 a2 c2 a3 a4"
 
 
 def test_returning_client_gets_the_last_turn(desk: Desk) -> None:
-    for name in ("a1", "b1", "b2"):
-        desk.comes(name)
+    desk.come("a1 b1 b2")
     assert desk.queue.pop().name == "a1"
     desk.comes("a2")
     assert desk.all() == "b1 a2 b2"
@@ -138,8 +139,7 @@ def test_full_queue_evicts_the_last_item_of_the_client_with_the_most(
 
 
 def test_full_queue_evicts_no_requeued_item(desk: Desk) -> None:
-    for name in ("a1", "a2", "a3"):
-        desk.comes(name)
+    desk.come("a1 a2 a3")
     first, second, third = (desk.queue.pop() for _ in range(3))
     for item in (first, second, third):
         desk.queue.add(item)
@@ -147,8 +147,7 @@ def test_full_queue_evicts_no_requeued_item(desk: Desk) -> None:
 
 
 def test_requeued_item_has_its_old_position_and_turn(desk: Desk) -> None:
-    for name in ("a1", "a2", "b1", "b2", "c1"):
-        desk.comes(name)
+    desk.come("a1 a2 b1 b2 c1")
     first, second = desk.queue.pop(), desk.queue.pop()
     assert (first.name, second.name) == ("a1", "b1")
     desk.queue.add(second)  # in whatever order they come back
@@ -187,13 +186,11 @@ def test_removed_item_does_not_change_the_order_of_others(desk: Desk) -> None:
 
 
 def test_request_that_suits_the_server_goes_first(desk: Desk) -> None:
-    for name in ("a1", "a2", "b1", "c1"):
-        desk.comes(name)
+    desk.come("a1 a2 b1 c1")
     assert desk.queue.pop(suits=lambda request: request.name in ("a2", "c1")).name == "c1"
     assert desk.queue.pop(suits=lambda request: request.name == "a2").name == "a2"
     assert desk.all() == "b1 a1"  # client a has had a turn
-    for name in ("a1", "b1", "a2", "a3"):
-        desk.comes(name)
+    desk.come("a1 b1 a2 a3")
     assert desk.queue.pop(suits=lambda request: request.name == "a3").name == "a3"
 
 
@@ -215,8 +212,7 @@ def test_request_is_passed_over_a_few_times_only(desk: Desk) -> None:
 
 def test_request_that_comes_back_is_not_passed_over(desk: Desk) -> None:
     first = desk.comes("a1")
-    desk.comes("b1")
-    desk.comes("c1")
+    desk.come("b1 c1")
     assert desk.queue.pop() is first
     desk.queue.add(first)
     assert desk.queue.pop(suits=lambda request: request.client == "c") is first
@@ -319,24 +315,20 @@ def heavy(desk: Desk, name: str, jobs: int) -> Request:
 def test_a_request_of_several_jobs_uses_as_many_turns(desk: Desk) -> None:
     heavy(desk, "a1", 3)
     heavy(desk, "a2", 3)
-    for name in ("b1", "b2", "b3", "b4", "c1", "c2", "c3", "c4"):
-        desk.comes(name)
+    desk.come("b1 b2 b3 b4 c1 c2 c3 c4")
     order = " ".join(desk.queue.pop(8).name for _ in range(len(desk.queue)))
     assert order == "a1 b1 c1 b2 c2 b3 c3 a2 b4 c4"
 
 
 def test_request_uses_at_most_as_many_turns_as_permits(desk: Desk) -> None:
     heavy(desk, "a1", 3000)
-    desk.comes("a2")
-    for name in ("b1", "b2", "b3"):
-        desk.comes(name)
+    desk.come("a2 b1 b2 b3")
     assert " ".join(desk.queue.pop(2).name for _ in range(len(desk.queue))) == "a1 b1 b2 a2 b3"
 
 
 def test_used_turns_count_when_a_client_returns(desk: Desk) -> None:
     heavy(desk, "a1", 3)
-    for name in ("b1", "b2", "b3", "b4"):
-        desk.comes(name)
+    desk.come("b1 b2 b3 b4")
     assert desk.queue.pop(4).name == "a1"
     heavy(desk, "a2", 3)
     assert [desk.queue.pop(4).name for _ in range(4)] == ["b1", "b2", "b3", "a2"]

@@ -26,6 +26,7 @@ BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
 SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
 TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
 WEDGED = Diagnosis("wedged", "nothing moves", "", (), False, 75)
+CONTINUING = replace(POLICY, continue_streams=True)
 KEEP_TRYING = Policy(restart=RestartPolicy(half_open_s=HALF_OPEN_S))
 
 
@@ -58,20 +59,24 @@ class Life:
         return self(lc.TimerFired(self.instance.timer_id))
 
 
-def ready(policy: Policy = POLICY) -> Life:
+def starting(*events: Event, policy: Policy = POLICY, keeps_slots: bool = False) -> Life:
+    """A server whose child has been spawned, after these events."""
     life = Life(policy)
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1), lc.Healthy(1))
-    if policy.warm_up:
-        life(lc.WarmupSucceeded(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=keeps_slots), *events)
+    return life
+
+
+def ready(*events: Event, policy: Policy = POLICY) -> Life:
+    """A server that was ready, after these events."""
+    life = starting(lc.Loading(1), lc.Healthy(1), lc.WarmupSucceeded(1), policy=policy)
     assert life.state() is State.READY
+    life(*events)
     return life
 
 
 def with_slots(*events: Event, policy: Policy = POLICY) -> Life:
     """A warming server whose slots are saved."""
-    life = Life(policy)
-    life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
-    return life
+    return starting(lc.Loading(1), lc.Healthy(1), *events, policy=policy, keeps_slots=True)
 
 
 # --- crashes that one request explains
@@ -80,7 +85,7 @@ def with_slots(*events: Event, policy: Policy = POLICY) -> Life:
 @pytest.mark.parametrize("policy", [POLICY, KEEP_TRYING])
 def test_requests_that_end_servers_never_give_the_model_up(policy: Policy) -> None:
     """Each ends a server beside others, and the next one alone."""
-    life = ready(policy)
+    life = ready(policy=policy)
     for generation in range(1, 41, 2):
         report = life(lc.Exited(generation, CRASH))[1]
         assert isinstance(report, lc.Report)
@@ -109,8 +114,7 @@ def test_explained_crash_neither_counts_nor_hides_others() -> None:
 
 
 def test_end_by_another_program_is_no_explained_crash() -> None:
-    life = ready()
-    life(lc.Exited(1, CRASH, explained=True))
+    life = ready(lc.Exited(1, CRASH, explained=True))
     assert len(life.instance.crashes) == 1
 
 
@@ -143,8 +147,7 @@ def test_healthy_server_is_ready_without_warm_up() -> None:
 
 
 def test_start_with_progress_has_no_limit() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42))
+    life = starting()
     for minute in range(1, 30):
         assert life(lc.Progressed(1), at_s=1000.0 + 60 * minute)[0] == lc.WakeAt(
             minute + 1, 1120.0 + 60 * minute
@@ -153,8 +156,7 @@ def test_start_with_progress_has_no_limit() -> None:
 
 
 def test_start_without_progress_is_killed_and_counts_as_crash() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    life = starting(lc.Loading(1))
     life.now_s = 1120.0
     assert lc.Kill(1) in life.wake()
     assert life.state() is State.STOPPING
@@ -165,8 +167,7 @@ def test_start_without_progress_is_killed_and_counts_as_crash() -> None:
 
 
 def test_a_start_that_hung_is_followed_by_the_plan_that_the_planner_adjusted() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    life = starting(lc.Loading(1))
     life.now_s = 1120.0
     life.wake()
     report, *effects = life(lc.Exited(1, replace(CRASH, adjustment=SMALLER)))
@@ -179,8 +180,7 @@ def test_a_start_that_hung_is_followed_by_the_plan_that_the_planner_adjusted() -
 
 
 def test_start_deadline_does_not_affect_a_ready_server() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
+    life = starting(lc.Healthy(1))
     old_ticket = life.instance.timer_id
     life(lc.WarmupSucceeded(1))
     assert life(lc.TimerFired(old_ticket)) == ()
@@ -198,15 +198,40 @@ def test_stop_drains_then_terminates() -> None:
     assert life.state() is State.STOPPED
 
 
-def test_drain_timeout_terminates() -> None:
-    life = ready()
-    life(lc.StopRequested())
-    assert lc.Terminate(1) in life.wake()
+LOADING = (lc.Loading(1),)
+SAVING = (lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+
+
+@pytest.mark.parametrize(
+    ("life", "event", "order", "after"),
+    [
+        (starting(*LOADING), lc.StopRequested(), lc.Terminate(1), State.STOPPED),
+        (starting(*LOADING), lc.RestartRequested(), lc.Terminate(1), State.STARTING),
+        # a second Ctrl-C during any stop
+        (ready(), lc.KillRequested(), lc.Kill(1), State.STOPPED),
+        (ready(lc.StopRequested()), lc.KillRequested(), lc.Kill(1), State.STOPPED),
+        (ready(lc.StopRequested(), lc.Drained(1)), lc.KillRequested(), lc.Kill(1), State.STOPPED),
+        (with_slots(*SAVING), lc.KillRequested(), lc.Kill(1), State.STOPPED),
+        # the drain timeout: nothing is saved, unless streams are continued
+        (ready(lc.StopRequested()), None, lc.Terminate(1), State.STOPPED),
+        (with_slots(*SAVING[:3]), None, lc.Terminate(1), State.STOPPED),
+        (ready(lc.RestartRequested(), policy=CONTINUING), None, lc.Terminate(1), State.STARTING),
+        # a hang does not change what is requested
+        (ready(lc.StopRequested()), lc.LivenessFailed(1, WEDGED), lc.Kill(1), State.STOPPED),
+        (ready(lc.RestartRequested()), lc.LivenessFailed(1, WEDGED), lc.Kill(1), State.STARTING),
+    ],
+)
+def test_end_that_is_requested_is_no_crash(
+    life: Life, event: Event | None, order: Effect, after: State
+) -> None:
+    """``event`` is None: the timer fires."""
+    assert order in (life.wake() if event is None else life(event))
+    life(lc.Exited(1, CRASH))
+    assert (life.state(), life.instance.crashes) == (after, ())
 
 
 def test_child_that_ignores_sigterm_is_killed_repeatedly() -> None:
-    life = ready()
-    life(lc.StopRequested())
+    life = ready(lc.StopRequested())
     assert life(lc.Drained(1))[-1] == lc.WakeAt(life.instance.timer_id, 1010.0)
     assert lc.Kill(1) in life.wake()
     assert lc.Kill(1) in life.wake()
@@ -216,29 +241,11 @@ def test_child_that_ignores_sigterm_is_killed_repeatedly() -> None:
 
 def test_child_that_is_becoming_ready_gets_sigterm_twice() -> None:
     """b11434 can lose a SIGTERM right at its ready line."""
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
+    life = starting(lc.Healthy(1))
     assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.timer_id, 1000.5)
     life.now_s = 1000.5
     assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert lc.Kill(1) in life.wake()
-
-
-@pytest.mark.parametrize("before", [(), (lc.StopRequested(),), (lc.StopRequested(), lc.Drained(1))])
-def test_second_ctrl_c_kills_during_any_stop(before: tuple[Event, ...]) -> None:
-    life = ready()
-    life(*before)
-    assert lc.Kill(1) in life(lc.KillRequested())
-    life(lc.Exited(1, CRASH))
-    assert life.state() is State.STOPPED
-
-
-def test_stop_while_loading_terminates_at_once() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
-    assert lc.Terminate(1) in life(lc.StopRequested())
-    life(lc.Exited(1, CRASH))
-    assert life.state() is State.STOPPED
 
 
 def test_crash_of_ready_server_restarts_at_once() -> None:
@@ -255,21 +262,18 @@ ABSENT = Diagnosis("rpc_worker_missing", "does not fit without the worker", "", 
 
 
 def test_hang_with_a_worker_that_does_not_answer_is_reported_as_its_loss() -> None:
-    life = ready()
-    life(lc.LivenessFailed(1, WEDGED))
+    life = ready(lc.LivenessFailed(1, WEDGED))
     report, _spawn, _wake = life(lc.Exited(1, LOST))
     assert report == lc.Report(1, LOST, 0.0, by_us=True)
 
 
 def test_hang_is_reported_as_such_if_the_process_ended_otherwise() -> None:
-    life = ready()
-    life(lc.LivenessFailed(1, WEDGED))
+    life = ready(lc.LivenessFailed(1, WEDGED))
     assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, WEDGED, 0.0, by_us=True)
 
 
 def test_start_waits_for_a_missing_worker_without_an_end() -> None:
-    life = ready()
-    life(lc.Exited(1, LOST))
+    life = ready(lc.Exited(1, LOST))
     waits = []
     for generation in range(2, 12):
         report = life(lc.SpawnFailed(generation, ABSENT))[1]
@@ -284,8 +288,7 @@ def test_start_waits_for_a_missing_worker_without_an_end() -> None:
 
 
 def test_requested_start_does_not_wait_longer_for_earlier_waits() -> None:
-    life = ready()
-    life(lc.Exited(1, LOST))
+    life = ready(lc.Exited(1, LOST))
     for generation in (2, 3):
         life(lc.SpawnFailed(generation, ABSENT))
         life.wake()
@@ -294,8 +297,7 @@ def test_requested_start_does_not_wait_longer_for_earlier_waits() -> None:
 
 
 def test_backoff_grows_until_the_sixth_crash_gives_up() -> None:
-    life = ready()
-    life(lc.Exited(1, CRASH))
+    life = ready(lc.Exited(1, CRASH))
     waits = []
     for generation in itertools.count(2):
         report = life(lc.Exited(generation, CRASH))[1]
@@ -320,8 +322,7 @@ def test_crashes_far_apart_are_no_crash_loop() -> None:
 
 
 def test_deterministic_failure_is_not_restarted() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42))
+    life = starting()
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.state() is State.FAILED
     assert life.instance.last == BAD_FLAG
@@ -336,67 +337,52 @@ def test_failed_spawn_is_reported_like_a_crash() -> None:
 
 def test_failed_warm_up_kills_the_server_and_is_reported() -> None:
     no_token = replace(CRASH, cause="warm_up_failed")
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
+    life = starting(lc.Healthy(1))
     assert lc.Kill(1) in life(lc.WarmupFailed(1, no_token))
     assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5, by_us=True)
 
 
 def test_restart_drains_the_old_child_first() -> None:
-    life = ready()
-    life(lc.RestartRequested())
+    life = ready(lc.RestartRequested())
     assert life.state() is State.DRAINING
     life(lc.Drained(1))
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
-def test_restart_during_a_load_starts_again_at_once() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
-    assert lc.Terminate(1) in life(lc.RestartRequested())
-    assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
-
-
 @pytest.mark.parametrize("asked", [lc.StartRequested(), lc.RestartRequested()])
 def test_request_during_a_stop_starts_again_after_the_exit(asked: lc.Event) -> None:
-    life = ready()
-    life(lc.StopRequested(), asked)
+    life = ready(lc.StopRequested(), asked)
     assert life.state() is State.DRAINING
     life(lc.Drained(1))
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
 def test_stop_cancels_a_restart() -> None:
-    life = ready()
-    life(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))
+    life = ready(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
 
 def test_exit_while_draining_is_not_a_crash() -> None:
-    life = ready()
-    life(lc.StopRequested())
+    life = ready(lc.StopRequested())
     (close,) = life(lc.Exited(1, CRASH))
     assert isinstance(close, lc.CloseEndpoint)
     assert (life.state(), life.instance.crashes) == (State.STOPPED, ())
 
 
 def test_start_request_during_backoff_starts_at_once() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
+    life = starting(lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
     assert lc.Spawn(2) in life(lc.StartRequested())
 
 
 def test_start_request_resets_the_crash_count() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
+    life = starting(lc.Exited(1, BAD_FLAG))
     assert lc.Spawn(2) in life(lc.StartRequested())
     assert life.instance.crashes == ()
 
 
 def test_events_of_an_earlier_generation_are_dropped() -> None:
-    life = ready()
-    life(lc.Exited(1, CRASH))
+    life = ready(lc.Exited(1, CRASH))
     before = life.instance
     for stale in (lc.Healthy(1), lc.WarmupSucceeded(1), lc.Exited(1, CRASH), lc.Drained(1)):
         assert life(stale) == ()
@@ -404,8 +390,7 @@ def test_events_of_an_earlier_generation_are_dropped() -> None:
 
 
 def test_events_of_a_reaped_child_are_dropped() -> None:
-    life = ready()
-    life(lc.KillRequested(), lc.Exited(1, CRASH))
+    life = ready(lc.KillRequested(), lc.Exited(1, CRASH))
     assert life(lc.Healthy(1)) == ()
     assert life.state() is State.STOPPED
 
@@ -456,26 +441,13 @@ def test_repeated_hangs_are_a_crash_loop() -> None:
 
 
 def test_stop_while_killing_a_hung_server_stops() -> None:
-    life = ready()
-    life(lc.LivenessFailed(1, WEDGED), lc.StopRequested())
+    life = ready(lc.LivenessFailed(1, WEDGED), lc.StopRequested())
     assert life(lc.Exited(1, CRASH)) == ()
     assert life.state() is State.STOPPED
 
 
-@pytest.mark.parametrize(
-    ("asked", "after"), [(lc.StopRequested(), State.STOPPED), (lc.RestartRequested(), State.STARTING)]
-)
-def test_hang_while_draining_kills_and_keeps_the_request(asked: Event, after: State) -> None:
-    life = ready()
-    life(asked)
-    assert lc.Kill(1) in life(lc.LivenessFailed(1, WEDGED))
-    life(lc.Exited(1, CRASH))
-    assert (life.state(), life.instance.crashes) == (after, ())
-
-
 def test_hang_while_stopping_is_ignored() -> None:
-    life = ready()
-    life(lc.StopRequested(), lc.Drained(1))
+    life = ready(lc.StopRequested(), lc.Drained(1))
     assert life(lc.LivenessFailed(1, WEDGED)) == ()
 
 
@@ -484,7 +456,7 @@ def test_hang_while_stopping_is_ignored() -> None:
 
 def crash_loop(policy: Policy) -> Life:
     """An instance that has just failed in its sixth crash, at 1000 s."""
-    life = ready(policy)
+    life = ready(policy=policy)
     for generation in itertools.count(1):
         effects = life(lc.Exited(generation, CRASH))
         if life.state() is State.FAILED:
@@ -527,8 +499,7 @@ def test_half_open_start_that_survives_is_ready() -> None:
 
 
 def test_deterministic_failure_is_never_half_open() -> None:
-    life = Life(KEEP_TRYING)
-    life(lc.StartRequested(), lc.Spawned(1, 42))
+    life = starting(policy=KEEP_TRYING)
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.instance.is_settled
 
@@ -633,42 +604,21 @@ def test_save_timeout_terminates() -> None:
     assert life(lc.SlotsSaved(1)) == ()
 
 
-def test_kill_skips_the_save() -> None:
-    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
-    assert lc.Kill(1) in life(lc.KillRequested())
-
-
-def test_drain_timeout_saves_nothing() -> None:
-    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
-    assert lc.Terminate(1) in life.wake()
-
-
 def cut_streams() -> Life:
     """A server whose drain timeout has ended streams that the next one continues."""
-    policy = replace(POLICY, continue_streams=True)
-    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.RestartRequested(), policy=policy)
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.RestartRequested(), policy=CONTINUING)
     effects = life.wake()
     assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.SaveSlots(1))
-    assert effects[2] == lc.WakeAt(life.instance.timer_id, life.now_s + policy.slots_timeout_s)
+    assert effects[2] == lc.WakeAt(life.instance.timer_id, life.now_s + CONTINUING.slots_timeout_s)
     return life
 
 
 def test_drain_timeout_saves_the_slots_of_streams_that_are_continued() -> None:
+    assert lc.Terminate(1) in cut_streams().wake()  # their save has a timeout
     life = cut_streams()
     assert life(lc.Drained(1)) == ()  # the requests have left
     assert lc.Terminate(1) in life(lc.SlotsSaved(1))
     assert life(lc.Exited(1, CRASH))[-2:][0] == lc.Spawn(2)
-
-
-def test_save_of_continued_streams_has_a_timeout() -> None:
-    life = cut_streams()
-    assert lc.Terminate(1) in life.wake()
-
-
-def test_drain_timeout_terminates_if_streams_are_continued_without_slots() -> None:
-    life = ready(replace(POLICY, continue_streams=True))
-    life(lc.RestartRequested())
-    assert lc.Terminate(1) in life.wake()
 
 
 def test_exit_while_saving_is_not_a_crash() -> None:
@@ -811,8 +761,7 @@ TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 
 
 def test_start_that_ran_out_of_memory_is_followed_by_a_smaller_one() -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    life = starting(lc.Loading(1))
     effects = life(lc.Exited(1, TOO_MUCH))
     assert lc.Report(1, TOO_MUCH, 0.0) in effects
     assert lc.Spawn(2) in effects
@@ -832,8 +781,7 @@ def test_fallback_steps_are_no_crash_loop_and_end_in_failed() -> None:
 
 @pytest.mark.parametrize("loading", [True, False])
 def test_logged_startup_failure_kills_the_child(loading: bool) -> None:
-    life = Life()
-    life(lc.StartRequested(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
+    life = starting(*([lc.Loading(1)] if loading else []))
     assert lc.Kill(1) in life(lc.StartupFailureLogged(1, TOO_MUCH))
     effects = life(lc.Exited(1, CRASH))
     assert lc.Report(1, TOO_MUCH, 0.0, by_us=True) in effects
