@@ -7,21 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from llamasup.core.llama_server.argv_builder import ignored_variables
-from llamasup.service.config_source import ConfigOptions, ConfigSource, serve_options
+from llamasup.service.config_source import ConfigOptions, ConfigSource
 from llamasup.service.configured_models import ConfiguredModels
-from llamasup.service.options import (
-    ServiceSpec,
-    checked_proxy,
-    listening_spec,
-    load_tls,
-)
-from llamasup.service.serve import ServeOptions
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["ConfigSource", "ServeOptions", "ServeService", "serve_options"]
-
+from llamasup.service.options import ServiceSpec, checked_proxy, listening_spec, load_tls
 
 _log = logging.getLogger(__name__)
 

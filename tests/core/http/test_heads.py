@@ -243,6 +243,15 @@ def test_message_says_how_far_a_load_is(percent: float | None, eta_s: float | No
         assert (error.get("percent"), error.get("eta_s")) == (percent, eta_s)
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("Loading model", "Loading model"), ("it aborted: assert(secret)", "The server is not ready")],
+)
+def test_error_without_its_reason_quotes_no_log(message: str, shown: str) -> None:
+    error = HttpError(503, message, cause="aborted", remedy="see the log", retry_after_s=2.0, percent=4.0)
+    assert error.without_reason() == HttpError(503, shown, retry_after_s=2.0)
+
+
 @pytest.mark.parametrize(("status", "type_"), [(503, "unavailable_error"), (404, "invalid_request_error")])
 def test_type_of_an_error_follows_from_its_status(status: int, type_: str) -> None:
     assert HttpError(status, "no").type == type_
