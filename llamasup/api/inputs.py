@@ -18,7 +18,7 @@ from llamasup.core.config.overrides import model_entry
 from llamasup.core.config.reading import read_text
 from llamasup.core.hub.reference import is_reference
 from llamasup.core.models.names import file_id
-from llamasup.core.planning.demo import DEMO
+from llamasup.core.planning.facts import DEMO
 from llamasup.core.settings.model import OF_NAME, ModelEntry
 from llamasup.core.system.storage.paths import expanded
 from llamasup.errors import UsageInvalid

@@ -89,7 +89,7 @@ FEATURES: Final = (
     Feature(
         "console",
         commands={"ui": "Open the web console of a running llamasup."},
-        pages="llamasup.features.console.attach:pages",
+        pages="llamasup.features.console.routes:pages",
     ),
     Feature("continuation", keep="llamasup.features.continuation.continued_stream:keep"),
     Feature(

@@ -18,7 +18,7 @@ from llamasup.core.config import Config, load
 from llamasup.core.config.inventory import read_inventory
 from llamasup.core.config.nodes import Table, parse
 from llamasup.core.config.sources import find_config
-from llamasup.core.planning.demo import DEMO
+from llamasup.core.planning.facts import DEMO
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import prepare_listed
 from llamasup.core.settings.sections import Fleet

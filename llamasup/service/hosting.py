@@ -44,7 +44,7 @@ from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State
 from llamasup.core.system.native import native
 from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
-from llamasup.core.system.process.ready_file import ReadyFile, remove_stale
+from llamasup.core.system.process.run_folder import ReadyFile, remove_stale
 from llamasup.core.system.process.sweep import record_ready_file
 from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached

@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from llamasup.core.config import Config
 from llamasup.core.control.interface import Fetch
-from llamasup.core.hub.hub_settings import hub_endpoint
 from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.hub.remote_file import Listener
-from llamasup.core.hub.store import DownloadSettings, FetchedModel
+from llamasup.core.hub.store import DownloadSettings, FetchedModel, hub_endpoint
 from llamasup.core.llama_server.slots.store import sweep_slots
 from llamasup.core.models.file_use import ServedFiles, models_gone_with
 from llamasup.core.models.removal import Removal, entries_of, refuse_loaded, remove, to_remove

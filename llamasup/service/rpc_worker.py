@@ -58,7 +58,7 @@ from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.process.guardian import guarded_run_folder
 from llamasup.core.system.process.log_tail import LogFiles
 from llamasup.core.system.process.platform import free_loopback_port
-from llamasup.core.system.process.ready_file import ReadyFile, remove_stale
+from llamasup.core.system.process.run_folder import ReadyFile, remove_stale
 from llamasup.core.system.process.sweep import record_ready_file, sweep
 from llamasup.errors import LlamasupError, UnsafeBind, UsageInvalid
 

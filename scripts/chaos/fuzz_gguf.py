@@ -158,7 +158,7 @@ def write_dictionary(path: Path) -> None:
     room = Path(architectures.__file__).parent
     words = {
         word.removeprefix("{a}")
-        for source in ("header.py", "facts_from_header.py", "layers.py")
+        for source in ("header.py", "facts_from_header.py", "architectures.py")
         for word in re.findall(
             r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (room / source).read_text()
         )

@@ -37,7 +37,6 @@ NOT_MUTATED = (
     "llamasup/embedded/",  # a program of its own
     "llamasup/core/system/native/macos",
     "llamasup/core/system/native/windows",
-    "llamasup/core/system/process/exec_guardian_windows",
 )
 
 

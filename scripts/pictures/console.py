@@ -21,7 +21,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-from llamasup.core.gguf.demo import demo_model
+from llamasup.core.planning.facts import demo_model
 from scripts.pages import ROOT
 from tests.e2e.driver import run_to_end, started
 from tests.kit import models

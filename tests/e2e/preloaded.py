@@ -15,11 +15,8 @@ from tests.kit.patience import wait_longer_for_answers
 
 _NEVER_IMPORTED = ("llamasup.embedded", "llamasup.__main__")
 _OF_LINUX = ("llamasup.core.system.process.exec_child", "llamasup.core.system.native.linux")
-_OF_POSIX = (
-    "llamasup.core.system.native.macos",
-    *("llamasup.core.system.native.posix", "llamasup.core.system.process.exec_guardian"),
-)
-_OF_WINDOWS = ("llamasup.core.system.native.windows", "llamasup.core.system.process.exec_guardian_windows")
+_OF_POSIX = ("llamasup.core.system.native.macos", "llamasup.core.system.native.posix")
+_OF_WINDOWS = ("llamasup.core.system.native.windows",)
 _OF_ANOTHER_SYSTEM = (
     *(() if sys.platform == "linux" else _OF_LINUX),
     *(_OF_POSIX if sys.platform == "win32" else _OF_WINDOWS),

@@ -16,7 +16,7 @@ from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, plural
 from llamasup.core.gguf.facts import ModelFacts, is_served
-from llamasup.core.hub.hub_settings import hub_endpoint
+from llamasup.core.hub.store import hub_endpoint
 from llamasup.core.llama_server.slots.store import sweep_slots
 from llamasup.core.models.access import output_modalities, resolved
 from llamasup.core.models.attachments import Attachments

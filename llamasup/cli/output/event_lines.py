@@ -367,7 +367,7 @@ class ConsoleReporter:
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
-            from llamasup.core.system.hardware.usage import memory_usage
+            from llamasup.core.system.hardware.probe import memory_usage
 
             usage = memory_usage(runner.pid)
             if usage is not None:

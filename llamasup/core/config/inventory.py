@@ -16,7 +16,7 @@ from llamasup.core.models.debounce import DebouncePolicy, below, debounce_by_age
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.search import Search, known_caches, search_models
-from llamasup.core.planning.demo import DEMO, demo_file
+from llamasup.core.planning.facts import DEMO, demo_file
 
 
 class SearchPaths(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llamasup.core.control.private_socket import THROUGH_PROXY, listen, with_key
 from llamasup.core.queueing.endpoint import Endpoint, generation_ended
-from llamasup.core.system.accept_watch import AcceptWatch
+from llamasup.core.system.event_loops import AcceptWatch
 
 if TYPE_CHECKING:
     import uvicorn

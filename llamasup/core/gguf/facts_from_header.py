@@ -13,6 +13,13 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from llamasup.core.gguf import architectures
+from llamasup.core.gguf.architectures import (
+    attention_layers,
+    recurrent_layers,
+    recurrent_state,
+    sliding_layers,
+    sliding_window,
+)
 from llamasup.core.gguf.facts import (
     ChatTemplate,
     Experts,
@@ -24,15 +31,7 @@ from llamasup.core.gguf.facts import (
     Vocabulary,
     read_chat_template,
 )
-from llamasup.core.gguf.header import Container, NeedMore, Tensor, read_container
-from llamasup.core.gguf.keys import Keys
-from llamasup.core.gguf.layers import (
-    attention_layers,
-    recurrent_layers,
-    recurrent_state,
-    sliding_layers,
-    sliding_window,
-)
+from llamasup.core.gguf.header import Container, Keys, NeedMore, Tensor, read_container
 from llamasup.core.gguf.tensor_types import FILE_TYPES
 from llamasup.errors import ModelInvalid
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from llamasup.core.llama_server.plan_limits import Adjustment
 from llamasup.core.llama_server.trusted_lines import STAMP, trusted_head, trusted_tail
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 
 Phase = Literal["starting", "ready", "stopping"]
 

@@ -36,7 +36,7 @@ from llamasup.core.llama_server.search import (
 from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in, with_nvml_memory
 from llamasup.core.system.hardware.nvml import ask_nvml
 from llamasup.core.system.native import native
-from llamasup.core.system.process.environment import RuntimeKind, child_environment
+from llamasup.core.system.process.child import RuntimeKind, child_environment
 from llamasup.core.system.process.run_folder import scratch_folder
 from llamasup.core.system.process.run_once import CommandResult, run_commands
 from llamasup.core.system.storage.fact_cache import FactCache, FileIdentity

@@ -25,7 +25,7 @@ from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
 from llamasup.core.llama_server.help_text import Option
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
-from llamasup.core.system.process.environment import RuntimeKind, child_environment
+from llamasup.core.system.process.child import RuntimeKind, child_environment
 from llamasup.core.system.process.run_once import CommandResult, run_commands
 from llamasup.core.system.text import is_path, sentence
 from llamasup.errors import BrokenRuntime, RuntimeMissing

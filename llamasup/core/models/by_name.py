@@ -13,7 +13,7 @@ from llamasup.core.models.found import FoundModel
 from llamasup.core.models.names import folded
 from llamasup.core.models.registry import Unknown, build
 from llamasup.core.models.search import cache_folders, search_models
-from llamasup.core.planning.demo import DEMO
+from llamasup.core.planning.facts import DEMO
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.core.system.text import one_of_these

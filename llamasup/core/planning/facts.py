@@ -1,4 +1,4 @@
-"""Gathers the facts for a plan: runtime, model, and the files next to the model. Starts nothing.
+"""Gathers the facts for a plan: runtime, model, the files next to the model, and its RPC workers. Blocks.
 
 :mod:`llamasup.core.planning.projectors` decides which files belong to the model.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from zlib import crc32
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -21,7 +22,16 @@ from llamasup.core.gguf.files import read_model
 from llamasup.core.hub.reference import is_reference, parse_ref
 from llamasup.core.llama_server.argv_builder import read_extra, with_absolute_paths
 from llamasup.core.llama_server.inspect import Runtime, find_runtime
-from llamasup.core.planning.demo import DEMO, demo_file
+from llamasup.core.llama_server.rpc.workers import (
+    NO_WORKERS,
+    TunnelFiles,
+    WorkerAnswer,
+    Workers,
+    choose_workers,
+    missing_error,
+    need_every_worker,
+    why_excluded,
+)
 from llamasup.core.planning.drafting import extra_draft_path
 from llamasup.core.planning.projectors import (
     ABOVE,
@@ -36,11 +46,12 @@ from llamasup.core.planning.projectors import (
 )
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of
+from llamasup.core.system.process.run_folder import private_runtime_folder
 from llamasup.core.system.storage.fact_cache import FileIdentity
-from llamasup.core.system.storage.folders import models_folder
+from llamasup.core.system.storage.folders import atomic_write, cache_folder, models_folder
 from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import split_row
-from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
@@ -241,8 +252,7 @@ def find_model(name: str) -> Path:
 
 
 def _downloaded(name: str) -> Path:
-    from llamasup.core.hub.hub_settings import hub_endpoint
-    from llamasup.core.hub.store import downloaded
+    from llamasup.core.hub.store import downloaded, hub_endpoint
 
     ref = parse_ref(name, hub_endpoint(os.environ))
     found = None if ref is None else downloaded(ref, models_folder())
@@ -295,3 +305,98 @@ def _naming_option(option: str) -> Iterator[None]:
         yield
     except (ModelMissing, ModelInvalid) as error:
         raise type(error)(f"{option}: {error.message}", remedy=error.remedy) from None
+
+
+# --- RPC workers ----------------------------------------------------------------------------------
+
+
+def find_workers(launch: Launch, *, is_start: bool) -> Workers:
+    """Find the RPC workers of the settings.
+
+    Raises UsageInvalid if the settings or the build allow none, and WorkerMissing.
+    """
+    settings, capabilities = launch.settings, launch.runtime.capabilities
+    if not settings.rpc:
+        return NO_WORKERS
+    if not capabilities.knows("--rpc"):
+        raise UsageInvalid(
+            f"rpc is not supported: this llama-server ({capabilities.version}) was built without RPC.",
+            remedy="Use a llama-server with --rpc (a build with GGML_RPC=ON), or leave rpc out.",
+        )
+    if (settings.replicas or 1) > 1:
+        raise UsageInvalid(
+            f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
+            remedy="Leave replicas out, or give each of several names its own workers.",
+        )
+    extra_args = read_extra(capabilities, settings.extra)
+    if excluded := why_excluded(extra_args, settings.gpu_layers):
+        return Workers(excluded=excluded)
+    workers = choose_workers(ask_workers(launch, settings.rpc, is_start=is_start), is_start=is_start)
+    if workers.missing and need_every_worker(extra_args):
+        raise missing_error(launch.model_id, workers, fits=True)
+    return workers
+
+
+def ask_workers(
+    launch: Launch, workers: Sequence[str], *, is_start: bool, again: bool = False
+) -> tuple[WorkerAnswer, ...]:
+    """Ask the RPC workers. A start has more patience, and tries a worker that is not ready twice."""
+    from llamasup.core.llama_server.rpc import ask  # here, to keep the start short
+
+    settings = launch.settings
+    files = None
+    if settings.rpc_ca and settings.rpc_cert and settings.rpc_key:
+        files = TunnelFiles(settings.rpc_ca, settings.rpc_cert, settings.rpc_key)
+    return ask.ask_workers(
+        launch.runtime,
+        launch.environ,
+        workers,
+        files,
+        again=again,
+        timeout_s=ask.START_TIMEOUT_S if is_start else ask.ESTIMATE_TIMEOUT_S,
+        attempts=2 if is_start and not again else 1,
+    )
+
+
+# --- the demo model ------------------------------------------------------------------------------
+
+DEMO = "demo"
+# Of ``demo_model()``. Reading that file as well, and importing what reads it, would take 10 ms of each start.
+DEMO_CRC32 = 0x4298073E
+
+
+def demo_file() -> Path:
+    """The demo model, written once into the cache folder, or for this login if that cannot be used."""
+    try:
+        return _demo_in(cache_folder())
+    except FolderUnusable:
+        return _demo_in(private_runtime_folder())
+
+
+def _demo_in(folder: Path) -> Path:
+    path = folder / "demo.gguf"
+    try:
+        if not path.exists() or crc32(path.read_bytes()) != DEMO_CRC32:
+            atomic_write(path, demo_model())
+    except OSError as error:
+        raise FolderUnusable(
+            f"{path}: the demo model cannot be written: {error.strerror}",
+            remedy="Free space there, or remove what blocks this path; or use your own model.",
+        ) from None
+    return path
+
+
+def demo_model() -> bytes:
+    """Return the file of the demo model. Raises FileNotFoundError if the installation is incomplete."""
+    return _trained("demo.gguf")
+
+
+def demo_draft() -> bytes:
+    """Return the file of a draft for the demo model, of a tenth of its size."""
+    return _trained("demo-draft.gguf")
+
+
+def _trained(name: str) -> bytes:
+    from importlib.resources import files
+
+    return (files("llamasup.core.gguf") / "trained" / name).read_bytes()

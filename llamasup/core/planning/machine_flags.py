@@ -1,4 +1,4 @@
-"""Chooses what depends on the machine: threads, priority, locked memory, and the prompt cache.
+"""Chooses what depends on the machine: threads, priority, locked memory, prompt cache, checkpoints.
 
 Each decision is a function of the facts and the user's settings, and returns its reason.
 """
@@ -12,10 +12,12 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import Preferences, out_of_range
+from llamasup.core.planning.inputs import Preferences, SizeInputs, out_of_range
 from llamasup.core.planning.memory.estimate import MemoryEstimate
+from llamasup.core.planning.memory.kv_cache import ContextShape, checkpoint_bytes
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
+from llamasup.core.system.text import memory_text
 
 _MIB = 1 << 20
 # Quantised types, which b11434 repacks for the CPU: 329 of 339 MB of locked memory were not used.
@@ -231,3 +233,65 @@ def decide_prompt_cache(
 
 def _mib(size_bytes: int) -> int:
     return size_bytes // _MIB
+
+
+# --- context checkpoints --------------------------------------------------------------------------
+
+
+# A recurrent state, or a sliding window, has only the end of a conversation. So llama-server copies it to
+# host memory from time to time. Without a copy, a changed last message makes it read the whole prompt again.
+# Its 32 copies for each slot are 18.7 GiB for Qwen3.8-27B (unslothai/unsloth#11073).
+_CHECKPOINTS = "--ctx-checkpoints"
+# Going back 50 tokens needs 4 in b10068, and 8 in builds of autumn 2026 [run].
+_ENOUGH = 8
+
+
+class Checkpoints(Struct, frozen=True):
+    """The checkpoints of each slot (``count``; None: llama-server's own number).
+
+    ``size_bytes`` is the most memory that the checkpoints of all slots take.
+    """
+
+    count: int | None = None
+    size_bytes: int = 0
+    why: str = ""
+
+
+def decide_checkpoints(
+    inputs: SizeInputs, memory: MemoryEstimate, shape: ContextShape, *, shared: bool = False
+) -> Checkpoints:
+    """Choose as many checkpoints as a quarter of the spare host memory holds.
+
+    ``memory`` includes neither checkpoints nor the prompt cache. ``shared`` is true if other models need the
+    spare memory.
+    """
+    capabilities, model, prefers = inputs.capabilities, inputs.model, inputs.prefers
+    own = capabilities.default_number(_CHECKPOINTS)
+    if own is None and prefers.checkpoints:
+        return Checkpoints()  # the build has none
+    usual = own or 0
+    each = checkpoint_bytes(model, shape) if inputs.serves is ModelClass.DECODER else 0
+    asked = inputs.extra_args.number(_CHECKPOINTS)
+    if asked is not None:
+        return Checkpoints(None, max(0, asked) * each)
+    if prefers.server_defaults:
+        return Checkpoints(None, usual * each)
+    recurs = model.recurrent is not None or not model.known
+    if not prefers.checkpoints:
+        if not recurs:
+            return Checkpoints(0, 0, "this profile saves the memory of context checkpoints")
+        usual = min(usual, _ENOUGH)
+    spare_bytes = memory.spare_host_bytes
+    most_bytes = min(spare_bytes, memory.total_bytes) // 4 if shared else spare_bytes // 4
+    count = min(usual, most_bytes // each) if each else usual
+    if count == own:
+        return Checkpoints(None, count * each)
+    why = "llama-server continues changed prompts from them"
+    if each:
+        why += f"; all take at most {memory_text(count * each)}"
+    return Checkpoints(count, count * each, why)
+
+
+def give_checkpoints(line: CommandLine, checkpoints: Checkpoints) -> None:
+    if checkpoints.count is not None:
+        line.give(_CHECKPOINTS, checkpoints.count, checkpoints.why, otherwise="this build has no checkpoints")

@@ -8,6 +8,7 @@ user's own setting needs it, ``plan`` raises an error. Reasons are clauses in lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -21,8 +22,6 @@ from llamasup.core.llama_server.plan_limits import PlanLimits, Reduction
 from llamasup.core.llama_server.rpc.workers import NO_WORKERS, Workers, give_workers, warnings_of
 from llamasup.core.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.core.planning.adapters import give_adapters, loads_adapters
-from llamasup.core.planning.checkpoints import give_checkpoints
-from llamasup.core.planning.child_address import give_address, key_variable
 from llamasup.core.planning.context import give_context
 from llamasup.core.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
 from llamasup.core.planning.inputs import Preferences, absolute_path, preferences
@@ -32,6 +31,7 @@ from llamasup.core.planning.machine_flags import (
     Threads,
     decide_prompt_cache,
     decide_threads,
+    give_checkpoints,
     give_lock,
     give_priority,
     give_threads,
@@ -45,13 +45,12 @@ from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.planning.model_class_rules import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
-from llamasup.core.planning.placement import give_gpu_layers
 from llamasup.core.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.core.planning.sizes import PlanSizes, choose_sizes
+from llamasup.core.planning.sizes import PlanSizes, choose_sizes, give_gpu_layers
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of
 from llamasup.core.system.hardware.facts import Hardware
-from llamasup.core.system.process.environment import WHY_SET, RuntimeKind, child_environment
+from llamasup.core.system.process.child import WHY_SET, RuntimeKind, child_environment
 
 _MIB = 1 << 20
 _BARE_CONTEXT = 8192
@@ -432,3 +431,49 @@ _STEPS: tuple[Callable[[CommandLine, _Choices], None], ...] = (
     _give_monitoring,
 )
 """The flags in the order of the command line. Each step adds its flags and their reasons from the choices."""
+
+
+# --- the address of the child ---------------------------------------------------------------------
+
+
+def child_address_kind(capabilities: Capabilities, *, platform: str) -> Literal["unix", "tcp"]:
+    """The kind of address for a child of this build: a Unix socket if possible."""
+    return "unix" if capabilities.unix_sockets and platform != "win32" else "tcp"
+
+
+def needs_key_file(capabilities: Capabilities) -> bool:
+    """Whether this build reads an API key only from a file, not from its environment (as 2024-08 does)."""
+    return _variable(capabilities) is None
+
+
+def key_variable(capabilities: Capabilities, address: Address, api_key: str | None) -> str | None:
+    """Return the environment variable for the key of a child on TCP, if the build reads one."""
+    return None if isinstance(address, UnixAddress) or api_key is None else _variable(capabilities)
+
+
+def give_address(
+    line: CommandLine,
+    capabilities: Capabilities,
+    address: Address,
+    api_key: str | None,
+    api_key_file: str | None,
+) -> None:
+    """Add host, port and key. ``key_variable`` has the key if the build reads one from its environment."""
+    if isinstance(address, UnixAddress):
+        why = "a Unix socket in a private folder, which other users cannot reach"
+        line.give("--host", address.path, why, essential=True)
+        why = "has no effect with a Unix socket; passed because its default is changing"
+        line.give("--port", 0, why, essential=True)
+        return
+    line.give("--host", address.host, "only this machine can connect", essential=True)
+    line.give("--port", address.port, "a free port, chosen before the start", essential=True)
+    if api_key is not None and needs_key_file(capabilities):
+        if api_key_file is None:
+            raise ValueError("this build takes its API key from a file only: see needs_key_file")
+        why = "other users of this machine can reach the port"
+        line.give("--api-key-file", api_key_file, why, essential=True)
+
+
+def _variable(capabilities: Capabilities) -> str | None:
+    option = capabilities.find("--api-key")
+    return None if option is None or option.removed else option.env

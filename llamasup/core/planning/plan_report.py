@@ -14,7 +14,7 @@ from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import MemoryEstimate, memory_rows
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Profile, Settings
-from llamasup.core.system.process.environment import RuntimeKind
+from llamasup.core.system.process.child import RuntimeKind
 from llamasup.core.system.text import memory_text
 from llamasup.errors import DoesNotFit, LlamasupError
 

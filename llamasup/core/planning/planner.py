@@ -28,9 +28,7 @@ from llamasup.core.llama_server.rpc.workers import (
     name_lost,
 )
 from llamasup.core.llama_server.slots.policy import SlotHome
-from llamasup.core.planning.child_address import child_address_kind, needs_key_file
-from llamasup.core.planning.facts import Launch, attachments, with_name
-from llamasup.core.planning.find_workers import ask_workers, find_workers
+from llamasup.core.planning.facts import Launch, ask_workers, attachments, find_workers, with_name
 from llamasup.core.planning.ladder import (
     Admission,
     FailedStart,
@@ -79,7 +77,7 @@ from llamasup.core.planning.measured.tuned import (
     result_for,
 )
 from llamasup.core.planning.memory.shares import MemoryBudget
-from llamasup.core.planning.plan import LaunchPlan, PlanFacts, plan
+from llamasup.core.planning.plan import LaunchPlan, PlanFacts, child_address_kind, needs_key_file, plan
 from llamasup.core.planning.plan_report import plan_as_json, reductions, refusal
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware

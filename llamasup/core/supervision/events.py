@@ -17,7 +17,7 @@ from llamasup.core.llama_server.plan_limits import Adjustment
 from llamasup.core.models.diff import Changes
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.states import State
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.errors import GaveUp, LlamasupError, ServerFailed
 
 PROTOCOL = 1

@@ -42,8 +42,8 @@ from llamasup.core.supervision.events import Bus, ServerWarned
 from llamasup.core.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.states import Event, Policy
-from llamasup.core.system.hardware.usage import LoadUsage, load_usage, oom_kills
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.hardware.probe import LoadUsage, load_usage, oom_kills
+from llamasup.core.system.process.child import Exit
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMissing

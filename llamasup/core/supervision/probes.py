@@ -37,7 +37,7 @@ from llamasup.core.supervision.liveness import (
     assess,
     required_checks,
 )
-from llamasup.core.system.hardware.usage import cpu_usage, memory_usage
+from llamasup.core.system.hardware.probe import cpu_usage, memory_usage
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober

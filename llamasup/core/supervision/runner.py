@@ -30,7 +30,7 @@ from llamasup.core.supervision.not_serving import STOPPING, is_last, unavailable
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.state_machine import InvalidTransition, advance
 from llamasup.core.supervision.states import LIVE, Effect, Event, History, Instance, Policy, State, violations
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.core.system.text import eta_text
 
 if TYPE_CHECKING:

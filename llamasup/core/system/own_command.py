@@ -16,9 +16,7 @@ from typing import Literal
 BUNDLE = "llamasup"
 """``sys.frozen`` of a program that becomes parts. PyInstaller sets it to True."""
 
-Part = Literal[
-    "llamasup", "embedded", "exec_child", "exec_guardian", "exec_guardian_windows", "sweep", "console_stop"
-]
+Part = Literal["llamasup", "embedded", "exec_child", "exec_guardian", "sweep", "console_stop"]
 
 PART_ARGUMENT = "--become"
 """The hidden first argument; the name of the part follows."""
@@ -29,7 +27,6 @@ MODULES: Mapping[Part, str] = MappingProxyType(
         "embedded": "llamasup.embedded.__main__",
         "exec_child": "llamasup.core.system.process.exec_child",
         "exec_guardian": "llamasup.core.system.process.exec_guardian",
-        "exec_guardian_windows": "llamasup.core.system.process.exec_guardian_windows",
         "sweep": "llamasup.core.system.process.sweep",
         "console_stop": "llamasup.core.system.native.console_stop",
     }
@@ -37,7 +34,7 @@ MODULES: Mapping[Part, str] = MappingProxyType(
 """Their modules. ``main()`` runs a part, with its own arguments in ``sys.argv``."""
 
 # Files that import nothing of llamasup: without site-packages, Python starts in half the time.
-_FILES = ("exec_child", "exec_guardian", "exec_guardian_windows", "console_stop")
+_FILES = ("exec_child", "exec_guardian", "console_stop")
 _ROOT = Path(__file__).parents[3]
 
 

@@ -21,6 +21,7 @@ from llamasup._version import __version__
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.key_source import PROCESS_SALT
 from llamasup.core.auth.keys import Keys
+from llamasup.core.control.interface import ControlTarget
 from llamasup.core.control.json_body import read_body
 from llamasup.core.control.private_socket import client_of
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress, is_loopback
@@ -30,6 +31,7 @@ from llamasup.core.proxy.console_access import (
     CONSOLE_PATH,
     ConsoleAccess,
 )
+from llamasup.core.proxy.proxy import Proxy
 from llamasup.core.system.native import native
 from llamasup.core.system.text import json_text
 from llamasup.errors import Conflict, NotAllowed
@@ -216,3 +218,15 @@ class Console:
 
 def _json(shown: Any, status: int = 200) -> Response:
     return Response(json_text(shown), status, _FRESH, media_type="application/json")
+
+
+def pages(
+    proxy: Proxy, address: Address, hosts: Sequence[str], target: ControlTarget, wake: Callable[[], None]
+) -> Console:
+    return Console(
+        proxy.console,
+        proxy.keys,
+        wake,
+        page_address(address, hosts),
+        describe=lambda: {"config": target.config is not None},
+    )

@@ -11,8 +11,7 @@ from llamasup.core.control.selection import RunningFact
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
-from llamasup.core.system.process.environment import RuntimeKind
-from llamasup.core.system.process.exit import StaleRun
+from llamasup.core.system.process.child import RuntimeKind, StaleRun
 from llamasup.errors import LlamasupError
 
 

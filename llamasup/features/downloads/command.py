@@ -21,8 +21,8 @@ from llamasup.cli.output.error_report import error_event, guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.cli.stop_signals import Interrupted
-from llamasup.core.hub.hub_settings import hub_endpoint, hub_token
 from llamasup.core.hub.reference import Ref, RepoRef, parse_ref
+from llamasup.core.hub.store import hub_endpoint, hub_token
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import json_text, memory_text, printable

@@ -19,8 +19,8 @@ from msgspec import Struct, field
 from llamasup.core.hub.reference import shown_url
 from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.hub.store import DownloadSettings, FetchedModel
+from llamasup.core.system.event_loops import pipe_reader
 from llamasup.core.system.own_command import own_command
-from llamasup.core.system.pipe_reader import pipe_reader
 from llamasup.core.system.process.spawn import Child, spawn
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import (

@@ -20,8 +20,7 @@ from llamasup.core.gguf.files import split_name, split_paths
 from llamasup.core.http.address import addresses
 from llamasup.core.llama_server.argv_builder import with_absolute_paths
 from llamasup.core.llama_server.inspect import find_runtime
-from llamasup.core.planning.demo import DEMO
-from llamasup.core.planning.facts import Launch, find_model, prepare
+from llamasup.core.planning.facts import DEMO, Launch, find_model, prepare
 from llamasup.core.pool.estimate import prepare_listed
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.states import Policy

@@ -12,8 +12,8 @@ from collections import deque
 from pathlib import Path
 
 from llamasup.core.system.native import native
-from llamasup.core.system.process.ownership import recorded_children
 from llamasup.core.system.process.run_folder import NO_CONTROL, run_folders
+from llamasup.core.system.process.sweep import recorded_children
 
 POLL_S = 0.005
 """The time between two looks. A look takes 1 µs for each server."""

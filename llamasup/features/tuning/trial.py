@@ -25,7 +25,7 @@ from llamasup.core.llama_server.rpc.in_use import USED
 from llamasup.core.llama_server.warmup import response_problem, warm_up_request
 from llamasup.core.planning.measured.prose import prose
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.system.hardware.usage import load_usage, oom_kills
+from llamasup.core.system.hardware.probe import load_usage, oom_kills
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
 from llamasup.errors import text_of

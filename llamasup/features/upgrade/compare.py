@@ -10,7 +10,7 @@ from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import SizedModel, estimate_model, share_of, with_devices
 from llamasup.errors import LlamasupError
-from llamasup.features.upgrade.plans import PlanChange, flag_changes
+from llamasup.features.upgrade.verdict import PlanChange, flag_changes
 
 _MEASURES = "--verbosity"  # the first start of each build measures its memory
 _NOWHERE = Path("/nonexistent")

@@ -20,7 +20,7 @@ from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.llama_server.warmup import WarmUpRequest
 from llamasup.core.planning.measured.prose import prose
 from llamasup.core.supervision.runner import InstanceRunner
-from llamasup.core.system.hardware.usage import family_bytes
+from llamasup.core.system.hardware.probe import family_bytes
 from llamasup.features.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
 
 if TYPE_CHECKING:

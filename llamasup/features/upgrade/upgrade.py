@@ -1,7 +1,7 @@
 """Owns one upgrade: reads the new build, proves it with one model, rolls it out, and watches it for an hour.
 
 Each model changes its build with an ordinary rollout of the pool. It imports asyncio, and reads the clock.
-``verdict.py`` and ``plans.py`` decide.
+``verdict.py`` decides.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
-from llamasup.features.upgrade import plans
 from llamasup.features.upgrade.compare import compare
-from llamasup.features.upgrade.plans import PlanChange
 from llamasup.features.upgrade.proof import prove
 from llamasup.features.upgrade.verdict import (
     REQUESTS,
     WATCH_S,
     Accepted,
+    Candidate,
+    PlanChange,
     Refused,
     Trial,
     after_crashes,
     agreement,
+    choose,
     refusal,
     shown_failure,
     speed_of,
@@ -300,8 +301,8 @@ class Upgrade:
         """The model that the build is proven with. Raises BuildUnproven."""
         changes = {change.id: change for change in self._report.changes}
         models = {managed.spec.id: managed for managed in self._models() if managed.spec.id in changes}
-        chosen = plans.choose(
-            plans.Candidate(
+        chosen = choose(
+            Candidate(
                 changes[id_],
                 managed.serves,
                 managed.served.in_flight,

@@ -23,8 +23,8 @@ from llamasup.core.llama_server.help_text import (
     parse_help,
     parse_version,
 )
-from llamasup.core.planning.child_address import child_address_kind, needs_key_file
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
+from llamasup.core.planning.plan import child_address_kind, needs_key_file
 from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlan, FixedPlanner
 from llamasup.core.system.process.platform import free_loopback_port
 from llamasup.core.system.process.run_folder import scratch_folder

@@ -502,7 +502,7 @@ CORE = Path(gguf.__file__).parent
 LOOKED_FOR = sorted(
     {
         key
-        for source in ("facts_from_header.py", "layers.py")
+        for source in ("facts_from_header.py", "architectures.py")
         for key in re.findall(
             r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (CORE / source).read_text()
         )

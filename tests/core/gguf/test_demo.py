@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from llamasup.core.gguf.demo import demo_draft, demo_model
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.core.planning.facts import demo_draft, demo_model
 from scripts.demo.stories import ANIMALS, conversations
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.core.llama_server.diagnosis import Diagnosis, Phase, diagnose
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from tests.kit.paths import FIXTURES
 
 CRASHES = FIXTURES / "crashes"

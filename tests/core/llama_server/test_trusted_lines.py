@@ -7,7 +7,7 @@ import pytest
 from llamasup.core.llama_server.diagnosis import diagnose
 from llamasup.core.llama_server.log_lines import read_line
 from llamasup.core.llama_server.trusted_lines import trusted_head, trusted_tail
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 
 ABORT = Exit(None, "SIGABRT")
 SERVING = "0.10.000.100 I srv  llama_server: listening on http://127.0.0.1:8080"

@@ -10,8 +10,7 @@ from llamasup.core.gguf.facts import ChatTemplate, ModelClass, ModelFacts
 from llamasup.core.http.address import Address, TcpAddress, UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities, Option, parse_help
 from llamasup.core.llama_server.plan_limits import PlanLimits
-from llamasup.core.planning.child_address import child_address_kind
-from llamasup.core.planning.plan import LaunchPlan, PlanFacts, plan
+from llamasup.core.planning.plan import LaunchPlan, PlanFacts, child_address_kind, plan
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware

@@ -10,12 +10,10 @@ from zlib import crc32
 
 import pytest
 
-from llamasup.core.gguf.demo import demo_model
 from llamasup.core.models.registry import build
 from llamasup.core.models.search import search_models
 from llamasup.core.planning import facts
-from llamasup.core.planning.demo import DEMO_CRC32
-from llamasup.core.planning.facts import Launch, prepare, sibling_projectors
+from llamasup.core.planning.facts import DEMO_CRC32, Launch, demo_model, prepare, sibling_projectors
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import prepare_listed
 from llamasup.core.settings.model import Settings

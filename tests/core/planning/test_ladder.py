@@ -26,7 +26,7 @@ from llamasup.core.planning.ladder import (
 from llamasup.core.planning.memory.kv_cache import has_kv_cache
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Settings
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from tests.core.planning.plans import (
     GIB,
     GPU,

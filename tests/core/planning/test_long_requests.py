@@ -13,7 +13,7 @@ from llamasup.core.llama_server.plan_limits import PlanLimits
 from llamasup.core.planning.ladder import admit, step_down
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.system.hardware.devices import Device
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from tests.core.planning.plans import (
     BUILDS,
     GIB,

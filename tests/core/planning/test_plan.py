@@ -15,8 +15,7 @@ from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.slots.policy import SlotHome
-from llamasup.core.planning.child_address import child_address_kind, needs_key_file
-from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.plan import LaunchPlan, child_address_kind, needs_key_file
 from llamasup.core.planning.plan_report import plan_as_json, refusal
 from llamasup.core.settings.model import Settings
 from llamasup.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid

@@ -21,7 +21,7 @@ from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.planning.planner import Planner
 from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid, WorkerMissing
 from tests.core.planning.plans import GIB, machine, reason, value
 from tests.kit.paths import FIXTURES

@@ -13,7 +13,7 @@ from llamasup.core.llama_server.plan_limits import PlanLimits
 from llamasup.core.planning.ladder import admit, step_down
 from llamasup.core.planning.projectors import Candidate, Pairing
 from llamasup.core.settings.model import Profile
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from tests.core.planning.plans import (
     BUILDS,
     GIB,

@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.llama_server.diagnosis import diagnose
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from tests.core.planning.plans import (
     BUILDS,
     GPU,

@@ -29,7 +29,7 @@ from llamasup.core.supervision.events import (
 )
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.states import State
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid
 from tests.kit.paths import ROOT
 

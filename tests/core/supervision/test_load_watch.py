@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamasup.core.planning.measured.load_times import LoadFacts
 from llamasup.core.supervision.generation import LoadWatch
-from llamasup.core.system.hardware.usage import LoadUsage
+from llamasup.core.system.hardware.probe import LoadUsage
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from llamasup.core.system.accept_watch import AcceptWatch
+from llamasup.core.system.event_loops import AcceptWatch
 from tests.kit.patience import PATIENCE_S
 
 

@@ -35,7 +35,7 @@ def test_python_runs_a_module_without_the_current_folder_on_its_path(part: Part,
     assert own_command(part) == (executable, "-P", "-m", module)
 
 
-@pytest.mark.parametrize("part", ["exec_child", "exec_guardian", "exec_guardian_windows", "console_stop"])
+@pytest.mark.parametrize("part", ["exec_child", "exec_guardian", "console_stop"])
 def test_python_runs_a_file_without_site_packages(part: Part, executable: str) -> None:
     command = own_command(part)
     assert command is not None

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.gguf.demo import demo_draft
 from llamasup.core.gguf.writer import write_gguf
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.facts import demo_draft
 from tests.e2e.driver import llamasup, run_to_end
 from tests.kit import models, speculative
 from tests.kit.architectures import tiny_model as tiny_of

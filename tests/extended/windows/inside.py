@@ -121,7 +121,7 @@ class Session:
 
 
 _SERVERS = frozenset({"llama-server.exe", "llamasup.embedded", "embedded"})
-_PARTS = frozenset({"exec_guardian_windows.py", "console_stop.py"})
+_PARTS = frozenset({"exec_guardian.py", "console_stop.py"})
 _OURS = frozenset({"llamasup", "llamasup.exe", "llama-server.exe", "llamasup.embedded"}) | _PARTS
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from llamasup.core.hub.part_file import Busy, PartFile
 from llamasup.core.hub.remote_file import RemoteFile
+from llamasup.core.system.event_loops import pipe_reader
 from llamasup.core.system.native import native
-from llamasup.core.system.pipe_reader import pipe_reader
 from llamasup.core.system.process.spawn import spawn
 from llamasup.core.system.storage.folders import Claimed, claim_file, open_private, private_folder
 from llamasup.errors import BrokenRuntime, FolderUnusable

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from llamasup.core.control.selection import RunningFact
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
-from llamasup.core.system.process.exit import StaleRun
+from llamasup.core.system.process.child import StaleRun
 from llamasup.errors import LlamasupError
 from llamasup.features.doctor.checks import as_json, option_names, run_checks
 from llamasup.features.doctor.facts import (

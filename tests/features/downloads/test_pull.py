@@ -23,10 +23,9 @@ from msgspec.structs import replace
 
 from llamasup.core.gguf.files import read_model
 from llamasup.core.hub import remote_file
-from llamasup.core.hub.hub_settings import hub_endpoint, hub_token
 from llamasup.core.hub.part_file import Busy, Origin, PartFile
 from llamasup.core.hub.reference import parse_ref
-from llamasup.core.hub.store import FetchedModel, downloaded
+from llamasup.core.hub.store import FetchedModel, downloaded, hub_endpoint, hub_token
 from llamasup.core.models.removal import remove, to_remove
 from llamasup.errors import (
     AccessDenied,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.system.process.ownership import record_child
 from llamasup.core.system.process.run_folder import NO_CONTROL, run_folder
+from llamasup.core.system.process.sweep import record_child
 from llamasup.features.tuning.neighbours import POLL_S, Neighbours
 from tests.kit.patience import eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from llamasup.errors import UsageInvalid
-from llamasup.features.upgrade.plans import Candidate, FlagChange, PlanChange, choose, flag_changes
+from llamasup.features.upgrade.verdict import Candidate, FlagChange, PlanChange, choose, flag_changes
 
 
 def candidate(id_: str, needs: int = 10, **more: object) -> Candidate:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from llamasup.core.llama_server.diagnosis import diagnose
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
 from tests.kit.fake_server import install

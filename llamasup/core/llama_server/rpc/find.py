@@ -22,7 +22,7 @@ from llamasup.core.llama_server.search import (
     choose,
 )
 from llamasup.core.system.native import native
-from llamasup.core.system.process.environment import child_environment
+from llamasup.core.system.process.child import child_environment
 from llamasup.core.system.process.run_folder import scratch_folder
 from llamasup.core.system.process.run_once import run_commands
 from llamasup.errors import RuntimeMissing

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
-from llamasup.core.system.storage.pem_files import irregular_file, why_unusable
+from llamasup.core.system.storage.paths import irregular_file, why_unusable
 from llamasup.errors import ConfigInvalid
 
 MOST_RELAYS = 16

@@ -72,7 +72,7 @@ def _held(managed: ManagedModel, vram: Mapping[int, int]) -> HeldByModel:
 
 
 def _process(runner: InstanceRunner, vram: Mapping[int, int]) -> HeldByProcess:
-    from llamasup.core.system.hardware.usage import memory_usage
+    from llamasup.core.system.hardware.probe import memory_usage
 
     plan, pid = runner.plan, runner.pid
     usage = None if pid is None else memory_usage(pid)

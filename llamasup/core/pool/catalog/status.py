@@ -83,7 +83,7 @@ def model_status(
 
     The caller fills in ``vram_bytes``, because the driver is slow.
     """
-    from llamasup.core.system.hardware.usage import memory_usage
+    from llamasup.core.system.hardware.probe import memory_usage
 
     runners = sorted(runners, key=lambda runner: nearest(runner.instance.state))
     first = runners[0] if runners else None

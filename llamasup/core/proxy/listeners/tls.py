@@ -18,9 +18,9 @@ from llamasup.core.proxy.connections import TOO_MANY, host_of
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.interfaces import ProxyContext
 from llamasup.core.proxy.listeners.bind import BACKLOG
-from llamasup.core.system.accept_watch import AcceptWatch
+from llamasup.core.system.event_loops import AcceptWatch
 from llamasup.core.system.storage.folders import read_bounded
-from llamasup.core.system.storage.pem_files import irregular_file, why_unusable
+from llamasup.core.system.storage.paths import irregular_file, why_unusable
 from llamasup.errors import ConfigInvalid
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # see __init__.py
 
     from llamasup.core.system.native.kernel_objects import JobObject
     from llamasup.core.system.native.keyboard import Keyboard
-    from llamasup.core.system.own_command import Part
 
 
 class Native(ABC):
@@ -269,7 +268,7 @@ class Native(ABC):
         """Block until the child has exited."""
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
-        """Return the fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited.
+        """Return the fields of ``LoadUsage`` (hardware/probe.py); None if the process has exited.
 
         With psutil, which takes 24 ms to import, pages of mapped files count as other memory.
         """
@@ -293,9 +292,6 @@ class Native(ABC):
         None if the process has exited, or if this system has no such clock (only Linux has). Takes 1 µs.
         """
         return None
-
-    guardian: Part
-    """The guardian's program."""
 
     @abstractmethod
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # see __init__.py
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from llamasup.core.system.own_command import Part
-
 _waitid: Any = getattr(os, "waitid", None)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -180,8 +178,6 @@ class Posix(Native):
             return
         with contextlib.suppress(ChildProcessError):
             _waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-
-    guardian: Part = "exec_guardian"
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         import subprocess

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from llamasup.core.system.native import windows_acl
 from llamasup.core.system.native.interface import Native
 from llamasup.core.system.native.kernel_objects import HandleEnd, JobObject, started_in
-from llamasup.core.system.own_command import Part, own_command
+from llamasup.core.system.own_command import own_command
 
 if TYPE_CHECKING:  # see __init__.py
     import socket
@@ -274,8 +274,6 @@ class Windows(Native):
     def raise_files_limit(self) -> int:
         return 16_384  # sockets have no limit of their own; each costs memory
 
-    guardian: Part = "exec_guardian_windows"
-
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         import subprocess
         import tempfile
@@ -290,8 +288,6 @@ class Windows(Native):
             cwd=Path(tempfile.gettempdir()).anchor,
             creationflags=subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP,
         )
-
-    # --- users
 
     # --- this process
 

@@ -73,11 +73,11 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return os.getpid() != 1 and own_command(native.guardian) is not None
+    return os.getpid() != 1 and own_command("exec_guardian") is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
-    guardian, sweep = own_command(native.guardian), own_command("sweep")
+    guardian, sweep = own_command("exec_guardian"), own_command("sweep")
     assert guardian is not None
     assert sweep is not None
     # For the sweep. The guardian itself (-I) ignores PYTHONPATH.

@@ -9,7 +9,7 @@ The module decides nothing about when to start, stop or kill. It guarantees:
   never from a pool worker. On Windows a job object ends the child and its descendants with the supervisor.
 - It is reaped exactly once. When it exits, the rest of its process group is killed *before* the reaping,
   which frees its PID for other processes.
-- With a run folder, the child is recorded there and tagged (``ownership.py``). If the supervisor is killed,
+- With a run folder, the child is recorded there and tagged (``sweep.py``). If the supervisor is killed,
   the guardian or the next start can end the child and its descendants.
 
 Cost of ``exec_child.py`` from fork to running child, median of 100 on two cores (Python 3.11): 0.5 ms without
@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING
 
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command
-from llamasup.core.system.process.exit import Exit
-from llamasup.core.system.process.ownership import (
+from llamasup.core.system.process.child import Exit
+from llamasup.core.system.process.platform import cannot_execute, find_executable
+from llamasup.core.system.process.sweep import (
     end_descendants,
     forget_child,
     record_child,
     tag_environment,
 )
-from llamasup.core.system.process.platform import cannot_execute, find_executable
 from llamasup.errors import BrokenRuntime
 
 if TYPE_CHECKING:

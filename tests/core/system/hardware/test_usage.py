@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.system.hardware.facts import CpuUsage
-from llamasup.core.system.hardware.usage import (
+from llamasup.core.system.hardware.probe import (
     LoadUsage,
     cpu_usage,
     family_bytes,

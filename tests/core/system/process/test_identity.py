@@ -13,7 +13,7 @@ import pytest
 
 from llamasup.core.system.native import native
 from llamasup.core.system.native.linux import Linux
-from llamasup.core.system.process.ownership import kill_if
+from llamasup.core.system.process.sweep import kill_if
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.system.native import native
-from llamasup.core.system.process.ownership import (
+from llamasup.core.system.process.sweep import (
     OwnedProcess,
     end_descendants,
     forget_child,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.system.process.ready_file import ReadyFile, remove_left_by, remove_stale
+from llamasup.core.system.process.run_folder import ReadyFile, remove_left_by, remove_stale
 from llamasup.errors import FolderUnusable, UsageInvalid
 
 DEAD_PORT = 1

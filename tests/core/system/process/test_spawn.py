@@ -21,7 +21,7 @@ import uvloop
 from llamasup.core.llama_server.diagnosis import diagnose
 from llamasup.core.system.native import native
 from llamasup.core.system.process import spawn as spawn_module
-from llamasup.core.system.process.exit import Exit
+from llamasup.core.system.process.child import Exit
 from llamasup.core.system.process.spawn import Child, spawn
 from llamasup.errors import BrokenRuntime
 from tests.kit.paths import ROOT

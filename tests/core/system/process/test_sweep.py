@@ -18,7 +18,7 @@ import pytest
 
 from llamasup.core.system.native import native
 from llamasup.core.system.process import run_folder as module
-from llamasup.core.system.process.exit import StaleRun
+from llamasup.core.system.process.child import StaleRun
 from llamasup.core.system.process.run_folder import OWNER, run_folder, run_folders
 from llamasup.core.system.process.sweep import record_ready_file, stale_runs, sweep
 from llamasup.core.system.storage import folders

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.cli.commands.models import rm
-from llamasup.core.hub.hub_settings import hub_token
+from llamasup.core.hub.store import hub_token
 from llamasup.core.models.search import cache_folders
 from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.errors import ConfigInvalid, ModelMissing, UsageInvalid

@@ -1,7 +1,8 @@
-"""The environment of every llama-server process: an allowlist (X6), never a copy of llamasup's.
+"""The environment of every llama-server process, the exit of a process, and what it leaves behind (pure).
 
-Deliberately absent: ``LLAMA_ARG_*`` (one for a removed flag ends llama-server at once, b11434),
-``LLAMA_API_KEY``, ``HF_TOKEN``, ``AIP_*``, cloud keys, and ``LD_PRELOAD``.
+The environment is an allowlist (X6), never a copy of llamasup's. Deliberately absent: ``LLAMA_ARG_*`` (one
+for a removed flag ends llama-server at once, b11434), ``LLAMA_API_KEY``, ``HF_TOKEN``, ``AIP_*``, cloud
+keys, and ``LD_PRELOAD``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec import Struct
 
 RuntimeKind = Literal["binary", "embedded"]
 
@@ -68,3 +71,21 @@ def child_environment(
         separator = ";" if platform == "win32" else ":"
         env[name] = separator.join(part for part in (library_path, env.get(name)) if part)
     return env
+
+
+class Exit(Struct, frozen=True):
+    """The exit of a process: either its exit code or the name of the signal (``"SIGKILL"``) is set."""
+
+    code: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}" if self.signal is None else self.signal
+
+
+class StaleRun(Struct, frozen=True):
+    """The run folder of a llamasup that has exited."""
+
+    path: str
+    pid: int
+    answering: tuple[str, ...] = ()  # sockets in it on which a process still listens

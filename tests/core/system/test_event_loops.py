@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from llamasup.core.system.event_loops import pipe_reader
 from llamasup.core.system.native import native
-from llamasup.core.system.pipe_reader import pipe_reader
 from tests.kit.patience import PATIENCE_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.system.process.environment import RuntimeKind, child_environment
+from llamasup.core.system.process.child import RuntimeKind, child_environment
 
 
 def given(environ: dict[str, str], kind: RuntimeKind = "binary", platform: str = "linux") -> dict[str, str]:
