@@ -22,7 +22,7 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts, is_served
 from llamasup.core.gguf.tensor_types import name_words
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.settings.model import Settings
+from llamasup.core.planning.inputs import PlanInputs
 
 _FLAG = "--lora-scaled"
 _KEEP_NOTHING = "--no-cache-prompt"
@@ -86,25 +86,20 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def loads_adapters(capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs) -> bool:
-    """Whether ``give_adapters`` loads any adapters."""
-    return bool(settings.adapters) and _why_not(capabilities, extra_args) is None
-
-
-def give_adapters(
-    line: CommandLine, capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs
-) -> None:
-    """Load the adapters of the settings at a scale of 0."""
-    if not settings.adapters:
-        return
-    why_not = _why_not(capabilities, extra_args)
+def give_adapters(line: CommandLine, inputs: PlanInputs) -> bool:
+    """Load the adapters of the settings at a scale of 0. Returns whether any are loaded."""
+    adapters = inputs.settings.adapters
+    if not adapters:
+        return False
+    why_not = _why_not(inputs.capabilities, inputs.extra_args)
     if why_not is not None:
         line.leave_out(_FLAG, why_not)
-        return
-    scaled = ",".join(f"{path}:0" for path in settings.adapters)
+        return False
+    scaled = ",".join(f"{path}:0" for path in adapters)
     line.give(_FLAG, scaled, "only requests that name an adapter use it", asked="loras")
     why = "a slot would reuse what it computed with the adapter of another request"
     line.give(_KEEP_NOTHING, None, why, asked="loras")
+    return True
 
 
 def _why_not(capabilities: Capabilities, extra_args: ExtraArgs) -> str | None:

@@ -7,14 +7,13 @@ reduced to fit in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from msgspec import Struct
 
-from llamasup.core.gguf.facts import ModelClass, ModelFacts
-from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
+from llamasup.core.gguf.facts import ModelClass
+from llamasup.core.llama_server.argv_builder import CommandLine, asked_with
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import SizeInputs, out_of_range
+from llamasup.core.planning.inputs import PlanInputs, out_of_range
 from llamasup.core.planning.memory.kv_cache import ContextShape
 from llamasup.core.settings.model import Settings
 from llamasup.errors import UsageInvalid
@@ -26,8 +25,6 @@ _MAX_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
 # A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
 # ("get_sub_batch: failed to add token", b11434 [run]).
 _MIN_TOKENS = 2
-# Since August 2026, YaRN raises the limit of a request (#28030). This flag is a little older.
-_BEFORE_YARN_EXTENDS = "--kv-unified-per-slot"
 _EXTEND = (
     "Set --ctx-size to {} or less; or, if the model is made for it, extend its context with YaRN "
     "(docs/planning.md)."
@@ -63,7 +60,7 @@ class Reach(Struct, frozen=True):
     why: str
 
 
-def decide_context(inputs: SizeInputs, reach: Reach | None = None, *, image_tokens: int = 0) -> Context:
+def decide_context(inputs: PlanInputs, reach: Reach | None = None, *, image_tokens: int = 0) -> Context:
     """Choose the slots, and the tokens of each: the smallest preferred context, or ``reach``.
 
     ``image_tokens``: what the projector needs in one micro-batch. Raises UsageInvalid for invalid numbers.
@@ -132,22 +129,6 @@ def decide_context(inputs: SizeInputs, reach: Reach | None = None, *, image_toke
     )
 
 
-def longest_context(capabilities: Capabilities, model: ModelFacts, extra_args: ExtraArgs) -> int:
-    """The longest context that llama-server takes ``model`` to be trained for, after the user's flags."""
-    longest = model.context_length
-    for given in extra_args.all("--override-kv"):
-        for setting in given.values[0].split(","):
-            key, _, value = setting.partition("=int:")
-            if key == f"{model.architecture}.context_length" and value.isdecimal():
-                longest = int(value)
-    if extra_args.value("--rope-scaling") != "yarn" or not capabilities.knows(_BEFORE_YARN_EXTENDS):
-        return longest
-    with suppress(ValueError, OverflowError):  # llama-server reports them
-        factor = float(extra_args.value("--rope-scale") or 1)
-        longest = max(longest, int(factor * (extra_args.number("--yarn-orig-ctx") or longest)))
-    return longest
-
-
 def give_context(line: CommandLine, settings: Settings, context: Context) -> None:
     """Add the flags of slots, context and batches."""
     asked = asked_with("--ctx-size", settings.ctx_size)
@@ -166,7 +147,7 @@ def give_context(line: CommandLine, settings: Settings, context: Context) -> Non
     line.give("--ubatch-size", context.ubatch, context.why_batch, essential=context.image_tokens > 0)
 
 
-def reaches(inputs: SizeInputs) -> Iterator[Reach]:
+def reaches(inputs: PlanInputs) -> Iterator[Reach]:
     """The longer contexts that a plan may choose in place of the smallest preferred one, the best first.
 
     Where the slots share one context, all of them stay. In other builds, fewer slots are longer ones. The
@@ -217,7 +198,7 @@ def _halves(count: int) -> Iterator[int]:
         count //= 2
 
 
-def _has_pool(inputs: SizeInputs) -> bool:
+def _has_pool(inputs: PlanInputs) -> bool:
     """Whether the slots share one context by llamasup's choice."""
     prefers = inputs.prefers
     if inputs.serves is not ModelClass.DECODER:
@@ -234,7 +215,7 @@ def _shares_context(capabilities: Capabilities) -> bool:
     return capabilities.default_number("--parallel") == _AUTO
 
 
-def _parallel(inputs: SizeInputs) -> tuple[int, bool, str]:
+def _parallel(inputs: PlanInputs) -> tuple[int, bool, str]:
     """The number of slots, whether llama-server chooses it, and the reason."""
     capabilities, settings, extra_args = inputs.capabilities, inputs.settings, inputs.extra_args
     prefers, bounds = inputs.prefers, inputs.bounds
@@ -263,7 +244,7 @@ def _parallel(inputs: SizeInputs) -> tuple[int, bool, str]:
     return prefers.parallel, False, f"{prefers.parallel} requests can run at a time, each in its own slot"
 
 
-def _per_request(inputs: SizeInputs) -> tuple[int, str]:
+def _per_request(inputs: PlanInputs) -> tuple[int, str]:
     own, asked = inputs.model.context_length, inputs.settings.ctx_size
     prefers, bounds = inputs.prefers, inputs.bounds
     if asked is None:
@@ -281,7 +262,7 @@ def _per_request(inputs: SizeInputs) -> tuple[int, str]:
     return asked, "set with --ctx-size"
 
 
-def _batches(inputs: SizeInputs, cells: int, parallel: int, image_tokens: int) -> tuple[int, int, str]:
+def _batches(inputs: PlanInputs, cells: int, parallel: int, image_tokens: int) -> tuple[int, int, str]:
     batch, ubatch = inputs.prefers.batch, inputs.prefers.ubatch
     why = "reads prompts fast with a small compute buffer"
     reads_whole = inputs.serves in _WHOLE_INPUT or (

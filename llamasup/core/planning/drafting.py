@@ -16,10 +16,9 @@ from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.gguf.tensor_types import kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import absolute_path
+from llamasup.core.planning.inputs import PlanInputs, absolute_path
 from llamasup.core.planning.measured.load_history import DraftCounts, acceptance
 from llamasup.core.planning.memory.kv_cache import ContextShape
-from llamasup.core.settings.model import Settings
 from llamasup.errors import DraftMismatch, UsageInvalid
 
 _ASKED = "--draft-model"
@@ -65,27 +64,22 @@ def extra_draft_path(extra_args: ExtraArgs) -> str | None:
     return extra_args.value("--model-draft")
 
 
-def decide_drafter(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    serves: ModelClass,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    draft: ModelFacts | None,
-) -> Drafter | None:
-    """Choose the draft of the model, if any. ``draft`` are the facts of the file that the user set.
+def decide_drafter(inputs: PlanInputs) -> Drafter | None:
+    """Choose the draft of the model, if any.
 
     If a flag switches drafting off, llamasup leaves out its own ``--draft-model``, which would only take
     memory.
 
     Raises UsageInvalid for a file that cannot draft, DraftMismatch for a draft of another model.
     """
+    capabilities, model, settings = inputs.capabilities, inputs.model, inputs.settings
+    draft, extra_args = inputs.draft, inputs.extra_args
     passed = extra_draft_path(extra_args)
     path = settings.draft_model if passed is None else passed
     if path is None:
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
-        return None if settings.profile == "plain" else _mtp_layers(capabilities, model, serves, extra_args)
+        return None if settings.profile == "plain" else _mtp_layers(inputs)
     if passed is None and drafting_off(capabilities, extra_args) is not None:
         return None
     if draft is None:
@@ -198,11 +192,10 @@ def give_drafter(
 # --- the draft -----------------------------------------------------------------------------------
 
 
-def _mtp_layers(
-    capabilities: Capabilities, model: ModelFacts, serves: ModelClass, extra_args: ExtraArgs
-) -> Drafter | None:
-    chosen = extra_args.value("--spec-type")
-    if not model.drafts_itself or serves is not ModelClass.DECODER:
+def _mtp_layers(inputs: PlanInputs) -> Drafter | None:
+    capabilities, model = inputs.capabilities, inputs.model
+    chosen = inputs.extra_args.value("--spec-type")
+    if not model.drafts_itself or inputs.serves is not ModelClass.DECODER:
         return None
     if _available(capabilities, "draft-mtp") is None:
         return None

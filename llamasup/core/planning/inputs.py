@@ -6,17 +6,27 @@ docs/planning.md gives the reasons for the starting values, with the measurement
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.plan_limits import PlanLimits
+from llamasup.core.planning.measured.load_history import LoadHistory
 from llamasup.core.settings.model import Profile, Settings
+from llamasup.core.system.hardware.facts import Hardware
+from llamasup.core.system.process.child import RuntimeKind
 from llamasup.errors import UsageInvalid
+
+# Since August 2026, YaRN raises the limit of a request (#28030). This flag is a little older.
+_BEFORE_YARN_EXTENDS = "--kv-unified-per-slot"
+
+_NO_HISTORY = LoadHistory()
 
 
 class Preferences(Struct, frozen=True):
@@ -63,28 +73,96 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
 )
 
 
-def preferences(profile: Profile | None) -> Preferences:
-    return _PREFERENCES[profile]
+class PlanInputs(Struct, frozen=True, kw_only=True):
+    """The facts and wishes that decide every size, and most flags.
 
-
-class SizeInputs(Struct, frozen=True):
-    """The facts and wishes that decide every size.
-
-    ``extra_args`` are the flags of the user and of ``llamasup tune`` for llama-server.
+    ``model`` has the context length that llama-server takes it to be trained for. ``extra_args`` are the
+    flags of the user and of ``llamasup tune`` for llama-server.
     """
 
     capabilities: Capabilities
     model: ModelFacts
-    serves: ModelClass
+    serves: ModelClass  # --embedding after "--" makes a decoder an encoder
+    hardware: Hardware
     settings: Settings
     extra_args: ExtraArgs
     prefers: Preferences
     bounds: PlanLimits
+    kind: RuntimeKind
+    runtime: str  # the build, as the history names it
+    draft: ModelFacts | None  # of the file that the user set
+    projector: ModelFacts | None  # that llama-server will load
+    history: LoadHistory
+    shared: bool  # other models need the spare memory
 
     @property
     def sets_length(self) -> bool:
         """Whether the user set the length of the context."""
         return self.settings.ctx_size is not None or self.extra_args.has("--ctx-size")
+
+
+def plan_inputs(
+    capabilities: Capabilities,
+    model: ModelFacts,
+    hardware: Hardware,
+    settings: Settings,
+    extra_args: ExtraArgs,
+    bounds: PlanLimits,
+    *,
+    kind: RuntimeKind = "binary",
+    runtime: str = "",
+    draft: ModelFacts | None = None,
+    projector: ModelFacts | None = None,
+    history: LoadHistory = _NO_HISTORY,
+    shared: bool = False,
+) -> PlanInputs:
+    """Derive the inputs of a plan from its facts."""
+    prefers = _PREFERENCES[settings.profile]
+    if not model.known:
+        prefers = replace(prefers, grows=False, kv_type_on_cpu="f16", kv_types_on_device=("f16",))
+    if prefers.server_defaults:
+        bounds = PlanLimits(bare=bounds.bare, why=bounds.why if bounds.bare else "")  # it chooses the sizes
+    return PlanInputs(
+        capabilities=capabilities,
+        model=replace(model, context_length=_longest_context(capabilities, model, extra_args)),
+        serves=served_as(model, extra_args),
+        hardware=hardware,
+        settings=settings,
+        extra_args=extra_args,
+        prefers=prefers,
+        bounds=bounds,
+        kind=kind,
+        runtime=runtime,
+        draft=draft,
+        projector=projector,
+        history=history,
+        shared=shared,
+    )
+
+
+def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:
+    """Return the class that the model is served as: its own, or the class that the user set after ``--``."""
+    if extra_args.switch("--rerank"):
+        return ModelClass.RERANKER
+    if extra_args.switch("--embedding"):
+        return ModelClass.RERANKER if extra_args.value("--pooling") == "rank" else ModelClass.ENCODER
+    return model.model_class
+
+
+def _longest_context(capabilities: Capabilities, model: ModelFacts, extra_args: ExtraArgs) -> int:
+    """The longest context that llama-server takes ``model`` to be trained for, after the user's flags."""
+    longest = model.context_length
+    for given in extra_args.all("--override-kv"):
+        for setting in given.values[0].split(","):
+            key, _, value = setting.partition("=int:")
+            if key == f"{model.architecture}.context_length" and value.isdecimal():
+                longest = int(value)
+    if extra_args.value("--rope-scaling") != "yarn" or not capabilities.knows(_BEFORE_YARN_EXTENDS):
+        return longest
+    with suppress(ValueError, OverflowError):  # llama-server reports them
+        factor = float(extra_args.value("--rope-scale") or 1)
+        longest = max(longest, int(factor * (extra_args.number("--yarn-orig-ctx") or longest)))
+    return longest
 
 
 def absolute_path(setting: str, path: str) -> str:

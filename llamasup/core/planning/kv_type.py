@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES, kv_block
 from llamasup.core.llama_server.argv_builder import CommandLine, asked_with
 from llamasup.core.llama_server.help_text import Capabilities, Option
-from llamasup.core.planning.inputs import SizeInputs
+from llamasup.core.planning.inputs import PlanInputs
 from llamasup.core.planning.memory.kv_cache import has_kv_cache
-from llamasup.core.settings.model import Settings
 from llamasup.errors import UsageInvalid
 
 # llama-server's synonyms (common/arg.cpp: is_truthy, is_falsey).
@@ -35,7 +34,7 @@ class KvCache(Struct, frozen=True):
         return self.k_type if self.k_type == self.v_type else f"{self.k_type}/{self.v_type}"
 
 
-def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCache:
+def decide_kv_cache(inputs: PlanInputs, *, wanted: str, on_device: bool) -> KvCache:
     """Choose the cache types and flash attention. The user and ``bounds`` override the type ``wanted``.
 
     Raises UsageInvalid for an impossible setting.
@@ -75,11 +74,10 @@ def decide_kv_cache(inputs: SizeInputs, *, wanted: str, on_device: bool) -> KvCa
     return KvCache(flash, k_type, v_type, why_flash, why_k, why_v, "q8_0" if packed else None)
 
 
-def give_kv_cache(
-    line: CommandLine, capabilities: Capabilities, model: ModelFacts, settings: Settings, kv: KvCache
-) -> None:
+def give_kv_cache(line: CommandLine, inputs: PlanInputs, kv: KvCache) -> None:
     """Add flash attention, and the cache types that differ from llama-server's default."""
-    option = capabilities.find("--flash-attn")
+    settings = inputs.settings
+    option = inputs.capabilities.find("--flash-attn")
     asked = asked_with("--flash-attn", settings.flash_attn if settings.flash_attn == "on" else None)
     if option is not None and option.argument is None and kv.flash == "off":
         line.leave_out("--flash-attn", kv.why_flash)
@@ -90,7 +88,7 @@ def give_kv_cache(
         line.give("--flash-attn", None if bare else kv.flash, kv.why_flash, asked=asked, essential=needed)
     sides = (("--cache-type-k", kv.k_type, kv.why_k), ("--cache-type-v", kv.v_type, kv.why_v))
     for flag, cache_type, why in sides:
-        if cache_type == "f16" and (settings.kv_type != "f16" or not has_kv_cache(model)):
+        if cache_type == "f16" and (settings.kv_type != "f16" or not has_kv_cache(inputs.model)):
             line.leave_out(flag, f"f16 is the default: {why}")
         else:
             line.give(flag, cache_type, why, asked=asked_with("--kv-type", settings.kv_type))
@@ -102,7 +100,7 @@ _WHY_F16 = "on a CPU, a packed cache costs a third of the speed in long contexts
 _WHY_F16_ON_DEVICE = "all layers fit on the device with it, and a packed cache makes generation slower"
 
 
-def _flash(inputs: SizeInputs) -> tuple[str | None, str]:
+def _flash(inputs: PlanInputs) -> tuple[str | None, str]:
     settings, extra_args, bounds = inputs.settings, inputs.extra_args, inputs.bounds
     option = _accepted(inputs.capabilities, "--flash-attn")
     if option is None:
@@ -126,7 +124,7 @@ def _flash(inputs: SizeInputs) -> tuple[str | None, str]:
 
 
 def _cache_type(
-    inputs: SizeInputs, flag: str, asked: str | None, wanted: str, why_wanted: str
+    inputs: PlanInputs, flag: str, asked: str | None, wanted: str, why_wanted: str
 ) -> tuple[str, str]:
     model = inputs.model
     keys = flag == "--cache-type-k"

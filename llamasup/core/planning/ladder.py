@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -18,8 +18,8 @@ from llamasup.core.llama_server.argv_builder import BY_USER
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
 from llamasup.core.planning.measured.load_history import FailedPlan, LoadHistory, add_failed_plan, has_served
-from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.planning.plan import LaunchPlan
+from llamasup.core.planning.sizes import PlanSizes
 from llamasup.core.settings.model import Settings
 
 MAX_STEPS = 3
@@ -38,26 +38,7 @@ _UNCLEAR = frozenset({"load_failed", "device_unsupported", "segfault", "assertio
 _CRASHES = frozenset({"segfault", "assertion", "aborted", "device_error", "kv_unsupported"})
 
 
-class HasPlanSizes(Protocol):
-    """A plan, or only its sizes: what ``admit`` reduces."""
-
-    @property
-    def parallel(self) -> int: ...
-    @property
-    def ctx_size_of_slot(self) -> int: ...
-    @property
-    def least_ctx_size(self) -> int | None: ...
-    @property
-    def smaller_kv_type(self) -> str | None: ...
-    @property
-    def bounds(self) -> PlanLimits: ...
-    @property
-    def adjustable(self) -> frozenset[str]: ...
-    @property
-    def memory(self) -> MemoryEstimate: ...
-
-
-S = TypeVar("S", bound=HasPlanSizes)
+S = TypeVar("S", bound=PlanSizes)
 
 
 class Admission(Struct, Generic[S], frozen=True):
@@ -195,7 +176,7 @@ def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Seq
     return next((one for one in plans if one.memory.context_bytes < plan.memory.context_bytes), None)
 
 
-def _fallback_step(plan: HasPlanSizes, bounds: PlanLimits, option: str) -> PlanLimits | None:
+def _fallback_step(plan: PlanSizes, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
         case "--parallel" if plan.parallel > 1:
             return replace(bounds, parallel=plan.parallel // 2)

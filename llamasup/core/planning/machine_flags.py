@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
-from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
-from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import Preferences, SizeInputs, out_of_range
+from llamasup.core.llama_server.argv_builder import CommandLine, asked_with
+from llamasup.core.planning.inputs import PlanInputs, Preferences, out_of_range
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.planning.memory.kv_cache import ContextShape, checkpoint_bytes
 from llamasup.core.settings.model import Settings
@@ -30,11 +29,12 @@ class Threads(Struct, frozen=True):
     why: str
 
 
-def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs) -> Threads:
+def decide_threads(inputs: PlanInputs) -> Threads:
     """Choose at most as many threads as CPUs are allowed.
 
     More threads would hang as they spin at barriers (#10397).
     """
+    hardware, settings, extra_args = inputs.hardware, inputs.settings, inputs.extra_args
     allowed = hardware.cpus_allowed
     passed = {name: extra_args.number(name) for name in ("--threads", "--threads-batch")}
     for name, value in (*passed.items(), ("--threads", settings.threads)):
@@ -73,7 +73,7 @@ def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> Non
     line.give("--threads-batch", threads.batch, "as many as for generation, because both use the same cores")
 
 
-def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
+def _why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
     """Say why ``--prio 2`` must not be passed. None: it may be passed.
 
     The flag makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With one
@@ -91,7 +91,8 @@ def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str
     return None
 
 
-def give_priority(line: CommandLine, why_not: str | None) -> None:
+def give_priority(line: CommandLine, hardware: Hardware, threads: Threads, *, draft: bool) -> None:
+    why_not = _why_no_priority(hardware, threads, draft=draft)
     if why_not is not None:
         line.leave_out("--prio", why_not, value="2")
     else:
@@ -111,15 +112,7 @@ def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, 
 # --- memory --------------------------------------------------------------------------------------
 
 
-def why_no_repack(
-    hardware: Hardware,
-    model: ModelFacts,
-    memory: MemoryEstimate,
-    extra_args: ExtraArgs,
-    prefers: Preferences,
-    *,
-    budget_bytes: int,
-) -> str | None:
+def why_no_repack(inputs: PlanInputs, memory: MemoryEstimate, *, budget_bytes: int) -> str | None:
     """Say why weights must not be repacked for this CPU, which is faster. None: they may be repacked.
 
     ``budget_bytes`` is the size of the prompt cache.
@@ -127,11 +120,12 @@ def why_no_repack(
     The mapped copy is dropped when memory is needed, but keeps its address space: with ``ulimit -v`` a Q4_K_M
     of 483 MiB took 874 (b11434).
     """
-    if not prefers.repack:
+    extra_args = inputs.extra_args
+    if not inputs.prefers.repack:
         return "weights that are repacked for the CPU would be a second copy"
     if extra_args.has("--no-repack") and not extra_args.switch("--repack"):
         return "set after --"
-    if hardware.address_space_limit_bytes is None or not _is_packed(model):
+    if inputs.hardware.address_space_limit_bytes is None or not _is_packed(inputs.model):
         return None
     on_host = sum(part.host_bytes for part in memory.parts if part.kind == "weights")
     if memory.host_bytes + on_host + budget_bytes > memory.free.host_bytes:
@@ -143,24 +137,16 @@ def _is_packed(model: ModelFacts) -> bool:
     return model.quantization.startswith(_REPACKED)
 
 
-def why_no_lock(
-    hardware: Hardware,
-    model: ModelFacts,
-    memory: MemoryEstimate,
-    prefers: Preferences,
-    *,
-    on_device: bool,
-    repacks: bool,
-) -> str | None:
+def _why_no_lock(inputs: PlanInputs, memory: MemoryEstimate, *, on_device: bool, repacks: bool) -> str | None:
     """Say why the weights must not be locked in memory. None: they may be locked."""
-    limit = hardware.memlock_limit_bytes
-    if not prefers.lock:
+    limit = inputs.hardware.memlock_limit_bytes
+    if not inputs.prefers.lock:
         return "this profile lets the system drop weights from memory and read them again"
-    if hardware.platform == "win32":
+    if inputs.hardware.platform == "win32":
         return "Windows locks memory only within a working-set size, which llamasup does not set"
     if on_device:
         return "the weights are on the device"
-    if repacks and _is_packed(model):
+    if repacks and _is_packed(inputs.model):
         return "llama.cpp repacks these weights, and would lock the copy that it does not use"
     if limit is not None and limit < memory.weights_bytes:
         return (
@@ -176,17 +162,20 @@ _OLD_LOAD_MODES = ("--mlock", "--mmap", "--direct-io")
 
 
 def give_lock(
-    line: CommandLine, capabilities: Capabilities, why_not: str | None, extra_args: ExtraArgs
+    line: CommandLine, inputs: PlanInputs, memory: MemoryEstimate, *, on_device: bool, repacks: bool
 ) -> None:
     """Add ``--load-mode mmap+mlock``, or ``--mlock`` in builds before July 2026.
 
     #20834 added the first and deprecated the second, which #28334 removed in September 2026.
     """
-    mode = capabilities.find("--load-mode")
+    why_not = _why_no_lock(inputs, memory, on_device=on_device, repacks=repacks)
+    mode = inputs.capabilities.find("--load-mode")
     flag, value = "--mlock", None
     if mode is not None and "mmap+mlock" in mode.allowed:
         flag, value = "--load-mode", "mmap+mlock"
-        chosen = next((given.words[0] for name in _OLD_LOAD_MODES for given in extra_args.all(name)), None)
+        chosen = next(
+            (given.words[0] for name in _OLD_LOAD_MODES for given in inputs.extra_args.all(name)), None
+        )
         if why_not is None and chosen is not None:
             why_not = f"{chosen} after -- sets how the weights are loaded"
     if why_not is not None:
@@ -195,37 +184,29 @@ def give_lock(
         line.give(flag, value, "the weights stay in memory even if other programs need it")
 
 
-def decide_prompt_cache(
-    capabilities: Capabilities,
-    memory: MemoryEstimate,
-    serves: ModelClass,
-    extra_args: ExtraArgs,
-    prefers: Preferences,
-    *,
-    shared: bool = False,
-) -> tuple[int, str]:
+def decide_prompt_cache(inputs: PlanInputs, memory: MemoryEstimate) -> tuple[int, str]:
     """Choose the budget of the prompt cache in MiB.
 
     Its default of 8 GiB has killed small hosts (#27725, #20509).
 
-    The cache is always in host memory. ``shared`` is true if other models need the spare memory.
+    The cache is always in host memory.
     """
-    asked = extra_args.number("--cache-ram")
+    prefers, asked = inputs.prefers, inputs.extra_args.number("--cache-ram")
     if asked is not None:
         return asked, "set after --"
-    if serves is not ModelClass.DECODER:
-        return 0, f"{serves} models keep no prompts"
+    if inputs.serves is not ModelClass.DECODER:
+        return 0, f"{inputs.serves} models keep no prompts"
     if prefers.server_defaults:
-        return capabilities.default_number("--cache-ram") or 0, "llama-server's own choice"
+        return inputs.capabilities.default_number("--cache-ram") or 0, "llama-server's own choice"
     if not prefers.prompt_cache:
         return 0, "this profile has no prompt cache"
     spare_bytes = memory.spare_host_bytes
     # In proportion to the model, so that its size does not depend on the other loaded models.
-    most_bytes = min(spare_bytes, memory.total_bytes // 4) if shared else spare_bytes // 4
+    most_bytes = min(spare_bytes, memory.total_bytes // 4) if inputs.shared else spare_bytes // 4
     budget = min(8192, most_bytes // _MIB)
     if budget < 64:
         return 0, "less than 64 MiB would be left for a prompt cache"
-    if shared:
+    if inputs.shared:
         return budget, "for the prompt cache: at most a quarter of what the model takes, and 8192 MiB"
     quarter = f"a quarter of the {_mib(spare_bytes)} MiB that stay free on the host"
     return budget, f"for the prompt cache: {quarter}, at most 8192 MiB"
@@ -257,13 +238,10 @@ class Checkpoints(Struct, frozen=True):
     why: str = ""
 
 
-def decide_checkpoints(
-    inputs: SizeInputs, memory: MemoryEstimate, shape: ContextShape, *, shared: bool = False
-) -> Checkpoints:
+def decide_checkpoints(inputs: PlanInputs, memory: MemoryEstimate, shape: ContextShape) -> Checkpoints:
     """Choose as many checkpoints as a quarter of the spare host memory holds.
 
-    ``memory`` includes neither checkpoints nor the prompt cache. ``shared`` is true if other models need the
-    spare memory.
+    ``memory`` includes neither checkpoints nor the prompt cache.
     """
     capabilities, model, prefers = inputs.capabilities, inputs.model, inputs.prefers
     own = capabilities.default_number(_CHECKPOINTS)
@@ -282,7 +260,7 @@ def decide_checkpoints(
             return Checkpoints(0, 0, "this profile saves the memory of context checkpoints")
         usual = min(usual, _ENOUGH)
     spare_bytes = memory.spare_host_bytes
-    most_bytes = min(spare_bytes, memory.total_bytes) // 4 if shared else spare_bytes // 4
+    most_bytes = min(spare_bytes, memory.total_bytes) // 4 if inputs.shared else spare_bytes // 4
     count = min(usual, most_bytes // each) if each else usual
     if count == own:
         return Checkpoints(None, count * each)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
-from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
+from llamasup.core.llama_server.argv_builder import CommandLine
 from llamasup.core.llama_server.help_text import Capabilities
+from llamasup.core.planning.inputs import PlanInputs
 from llamasup.core.planning.memory.kv_cache import has_kv_cache
 from llamasup.errors import ModelInvalid, RuntimeMissing
 
@@ -48,31 +49,20 @@ def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
     )
 
 
-def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:
-    """Return the class that the model is served as: its own, or the class that the user set after ``--``."""
-    if extra_args.switch("--rerank"):
-        return ModelClass.RERANKER
-    if extra_args.switch("--embedding"):
-        return ModelClass.RERANKER if extra_args.value("--pooling") == "rank" else ModelClass.ENCODER
-    return model.model_class
-
-
-def give_purpose(
-    line: CommandLine, capabilities: Capabilities, model: ModelFacts, serves: ModelClass
-) -> None:
+def give_purpose(line: CommandLine, inputs: PlanInputs) -> None:
     """Enable embedding or reranking; without the flag their endpoints answer 501.
 
     Raises RuntimeMissing if the build cannot rerank.
     """
-    if serves is ModelClass.ENCODER:
+    if inputs.serves is ModelClass.ENCODER:
         line.give("--embedding", None, "this model computes embeddings", essential=True)
-        if model.pooling in (None, "none"):
+        if inputs.model.pooling in (None, "none"):
             # /v1/embeddings refuses pooling "none", llama-server's default for a file without a pooling type.
-            pooling = "last" if has_kv_cache(model) else "mean"
+            pooling = "last" if has_kv_cache(inputs.model) else "mean"
             why = f"the file has no pooling type; {pooling} is usual for such a model"
             line.give("--pooling", pooling, why, essential=True)
-    elif serves is ModelClass.RERANKER:
-        _give_reranking(line, capabilities)
+    elif inputs.serves is ModelClass.RERANKER:
+        _give_reranking(line, inputs.capabilities)
 
 
 def _give_reranking(line: CommandLine, capabilities: Capabilities) -> None:

@@ -19,8 +19,7 @@ from llamasup.core.gguf.tensor_types import PREFERRED_TYPES, name_words
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
-from llamasup.core.planning.inputs import absolute_path
-from llamasup.core.planning.model_class_rules import served_as
+from llamasup.core.planning.inputs import PlanInputs, absolute_path, served_as
 from llamasup.core.settings.model import Settings
 from llamasup.errors import ProjectorMismatch, UsageInvalid
 
@@ -162,26 +161,21 @@ def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> 
         )
 
 
-def give_projector(
-    line: CommandLine,
-    serves: ModelClass,
-    settings: Settings,
-    found: Pairing | None,
-    has_ffmpeg: bool | None = None,
-) -> None:
+def give_projector(line: CommandLine, inputs: PlanInputs, found: Pairing | None) -> None:
     """Add the projector that the user set, or else the one that was found in the model's folder.
 
     b11434 embeds images too (``multimodal_data`` at /embeddings), and reranks only strings [run].
     """
+    settings, serves, ffmpeg = inputs.settings, inputs.serves, _FFMPEG[inputs.hardware.has_ffmpeg]
     if settings.mmproj is not None:
         why = f"set with {_FLAG}"
         if serves is ModelClass.ENCODER:
             why += ", to embed images too"
-        line.give(_FLAG, absolute_path("mmproj", settings.mmproj), why + _FFMPEG[has_ffmpeg], asked=_FLAG)
+        line.give(_FLAG, absolute_path("mmproj", settings.mmproj), why + ffmpeg, asked=_FLAG)
     elif found is not None and found.projector is not None and serves is ModelClass.RERANKER:
         line.leave_out(_FLAG, "a reranker reads only text")
     elif found is not None and found.projector is not None:
-        why = found.reason + _FFMPEG[has_ffmpeg]
+        why = found.reason + ffmpeg
         line.give(_FLAG, found.projector.path, why, otherwise="this build cannot read images")
     elif found is not None:
         line.leave_out(_FLAG, found.reason)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.llama_server.plan_limits import PlanLimits, adjustable_of
-from llamasup.core.planning.context import Context, Reach, decide_context, longest_context, reaches
+from llamasup.core.planning.context import Context, Reach, decide_context, reaches
 from llamasup.core.planning.drafting import (
     Drafter,
     decide_drafter,
@@ -22,18 +22,15 @@ from llamasup.core.planning.drafting import (
     draft_shape,
     shape_with_drafts,
 )
-from llamasup.core.planning.inputs import SizeInputs, out_of_range, preferences
+from llamasup.core.planning.inputs import PlanInputs, out_of_range
 from llamasup.core.planning.kv_type import KvCache, decide_kv_cache
 from llamasup.core.planning.machine_flags import Checkpoints, decide_checkpoints
-from llamasup.core.planning.measured.load_history import LoadHistory, correction_for
+from llamasup.core.planning.measured.load_history import correction_for
 from llamasup.core.planning.memory.estimate import Correction, FreeMemory, Load, MemoryEstimate, estimate
 from llamasup.core.planning.memory.kv_cache import ContextShape
-from llamasup.core.planning.model_class_rules import served_as
-from llamasup.core.settings.model import Settings
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.child import RuntimeKind
 
-_NO_LIMITS = PlanLimits()
 _RESERVE_BYTES = 1 << 30  # as --fit leaves free on each device (b11434)
 _SHARE_LEFT = 1 / 8
 # The user's flags that take or move memory: a load with them is no measurement for a load without.
@@ -44,22 +41,22 @@ _MOVE_MEMORY = frozenset(
         *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
     )
 )
-_NO_HISTORY = LoadHistory()
 
 
-class PlanSizes(Struct, frozen=True):
-    """The chosen sizes. ``memory`` excludes the prompt cache, which gets a part of the spare memory."""
+class PlanSizes(Struct, frozen=True, kw_only=True):
+    """The chosen sizes, and their memory."""
 
-    serves: ModelClass  # --embedding after "--" makes a decoder an encoder
+    model_class: ModelClass  # as it is served: --embedding after "--" makes a decoder an encoder
     context: Context
     kv: KvCache
+    layers: int  # of the model
     gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
     drafter: Drafter | None
     shape: ContextShape
     draft_shape: ContextShape  # as the model's own if the draft's facts are unknown
     key: str  # everything that decides the sizes in memory
     correction: Correction
-    memory: MemoryEstimate
+    memory: MemoryEstimate  # of a plan's sizes alone: without the prompt cache, which gets a part of the rest
     bounds: PlanLimits
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
     checkpoints: Checkpoints = Checkpoints()
@@ -69,55 +66,56 @@ class PlanSizes(Struct, frozen=True):
         return self.context.parallel
 
     @property
+    def ctx_size(self) -> int:
+        """The tokens that one request may use."""
+        return self.context.per_request
+
+    @property
     def ctx_size_of_slot(self) -> int:
-        return self.shape.ctx_total // self.context.parallel
+        """The value of llamasup's ``--ctx-size``: the tokens of each request when all slots are busy."""
+        return self.shape.ctx_total // self.parallel
 
     @property
     def least_ctx_size(self) -> int | None:
+        """The tokens of a slot that the profile asks for; None: a slot has no more."""
         return self.context.least_of_slot
 
     @property
+    def image_tokens(self) -> int:
+        """The tokens of the largest image, which must fit in one micro-batch; 0: any micro-batch does."""
+        return self.context.image_tokens
+
+    @property
     def kv_type(self) -> str:
+        """The type of the KV cache: ``q8_0``, or ``q8_0/f16`` where K and V differ."""
         return self.kv.name
 
     @property
     def smaller_kv_type(self) -> str | None:
+        """A type that takes less memory and may be used."""
         return self.kv.smaller
 
+    @property
+    def flash_attn(self) -> str | None:
+        return self.kv.flash
 
-def choose_sizes(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    hardware: Hardware,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    *,
-    kind: RuntimeKind,
-    runtime: str = "",
-    draft: ModelFacts | None = None,
-    projector: ModelFacts | None = None,
-    bounds: PlanLimits = _NO_LIMITS,
-    history: LoadHistory = _NO_HISTORY,
-    shared: bool = False,
-) -> PlanSizes:
-    """Choose sizes within ``bounds`` and estimate their memory. ``history`` names the build ``runtime``.
+    @property
+    def draft(self) -> str | None:
+        """The draft as in ``DraftCounts``; None: without drafts."""
+        return None if self.drafter is None else self.drafter.path or self.drafter.spec_type
 
-    ``shared`` is true if other models need the spare memory of the devices.
+
+def choose_sizes(inputs: PlanInputs) -> PlanSizes:
+    """Choose sizes within the bounds, and estimate their memory.
 
     Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
     """
-    prefers = preferences(settings.profile)
-    if not model.known:
-        prefers = replace(prefers, grows=False, kv_type_on_cpu="f16", kv_types_on_device=("f16",))
-    if prefers.server_defaults:
-        bounds = PlanLimits(bare=bounds.bare, why=bounds.why if bounds.bare else "")  # it chooses the sizes
-    serves = served_as(model, extra_args)
-    model = replace(model, context_length=longest_context(capabilities, model, extra_args))
-    drafter = decide_drafter(capabilities, model, serves, settings, extra_args, draft)
-    if bounds.drafts_off and drafter is not None and drafter.path is None:
+    capabilities, model, prefers, shared = inputs.capabilities, inputs.model, inputs.prefers, inputs.shared
+    settings, extra_args, projector = inputs.settings, inputs.extra_args, inputs.projector
+    drafter = decide_drafter(inputs)
+    if inputs.bounds.drafts_off and drafter is not None and drafter.path is None:
         drafter = None
     image_tokens = 0 if projector is None else projector.image_tokens
-    inputs = SizeInputs(capabilities, model, serves, settings, extra_args, prefers, bounds)
     layers = decide_gpu_layers(inputs, drafts=drafter is not None)
     on_device = layers != 0
     moved = tuple(
@@ -144,21 +142,31 @@ def choose_sizes(
             projector and projector.file_bytes,
         )
         key = f"{shape} {layers} {attachments} {moved} {[each.name for each in capabilities.devices]}"
-        correction = correction_for(history, runtime, key)
+        correction = correction_for(inputs.history, inputs.runtime, key)
         memory = estimate(
             Load(model, shape, layers),
-            free_memory(capabilities, hardware, extra_args, on_device=on_device),
-            runtime_bytes=RUNTIME_BYTES[kind],
+            free_memory(inputs, on_device=on_device),
+            runtime_bytes=_RUNTIME_BYTES[inputs.kind],
             draft=draft_load,
             projector_bytes=0 if projector is None else projector.weights_bytes,
             projector_on_device=not extra_args.has("--no-mmproj-offload")
             or extra_args.switch("--mmproj-offload"),
             correction=correction,
         )
-        adjustable = adjustable_of(settings, extra_args)
         return PlanSizes(
-            *(serves, context, kv, layers, drafter, shape, of_draft),
-            *(key, correction, memory, bounds, adjustable),
+            model_class=inputs.serves,
+            context=context,
+            kv=kv,
+            layers=model.layers,
+            gpu_layers=layers,
+            drafter=drafter,
+            shape=shape,
+            draft_shape=of_draft,
+            key=key,
+            correction=correction,
+            memory=memory,
+            bounds=inputs.bounds,
+            adjustable=adjustable_of(settings, extra_args),
         )
 
     def smallest() -> tuple[str, PlanSizes]:
@@ -175,7 +183,7 @@ def choose_sizes(
 
     def with_checkpoints(sizes: PlanSizes) -> PlanSizes:
         """Add the checkpoints, which take a part of the remaining memory like the prompt cache."""
-        found = decide_checkpoints(inputs, sizes.memory, sizes.shape, shared=shared)
+        found = decide_checkpoints(inputs, sizes.memory, sizes.shape)
         memory = sizes.memory.with_checkpoints(found.size_bytes)
         return replace(sizes, checkpoints=found, memory=memory)
 
@@ -238,7 +246,7 @@ def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, 
 
 # The process without weights, KV cache and compute buffers: code, libraries, and Python for the embedded
 # runtime. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
-RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 40 << 20}
+_RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 40 << 20}
 # What a process takes on a CUDA device in addition to its buffers: the driver's context, the kernels, cuBLAS.
 # 624 to 735 MB on an H100 (b11434, CUDA 13.0; docs/gpu.md).
 _CUDA_PROCESS_BYTES = 736 << 20
@@ -249,15 +257,13 @@ _STACK_BYTES = 8 << 20
 _THREADS_PER_CPU = 2  # one to compute, one for HTTP (--threads-http is the number of CPUs, less one)
 
 
-def free_memory(
-    capabilities: Capabilities, hardware: Hardware, extra_args: ExtraArgs, *, on_device: bool
-) -> FreeMemory:
+def free_memory(inputs: PlanInputs, *, on_device: bool) -> FreeMemory:
     """The free memory of the host, and of the used devices that have their own memory."""
+    hardware, extra_args = inputs.hardware, inputs.extra_args
     chosen = extra_args.value("--device")
     names = None if chosen is None else chosen.split(",")
-    used = [
-        device for device in capabilities.devices if on_device and (names is None or device.name in names)
-    ]
+    listed = inputs.capabilities.devices if on_device else ()
+    used = [device for device in listed if names is None or device.name in names]
     devices = [device for device in used if not device.shares_host_memory]
     return FreeMemory(
         host_free_bytes(hardware),
@@ -288,7 +294,7 @@ def host_free_bytes(hardware: Hardware) -> int:
     return min(hardware.memory_available_bytes, max(0, limit - reserved))
 
 
-def decide_gpu_layers(inputs: SizeInputs, *, drafts: bool) -> int | None:
+def decide_gpu_layers(inputs: PlanInputs, *, drafts: bool) -> int | None:
     """Choose the number of layers on devices. None: as many as fit.
 
     The build, or else llamasup (``memory/estimate.py``), counts how many fit. llamasup's count ignores the
@@ -305,21 +311,15 @@ def decide_gpu_layers(inputs: SizeInputs, *, drafts: bool) -> int | None:
     return int(asked) if str(asked).isdecimal() else model.layers + 1  # "all", and -1 of older builds
 
 
-def give_gpu_layers(
-    line: CommandLine,
-    capabilities: Capabilities,
-    model: ModelFacts,
-    settings: Settings,
-    bounds: PlanLimits,
-    expected: int | None,
-) -> None:
+def give_gpu_layers(line: CommandLine, inputs: PlanInputs, expected: int | None) -> None:
     """Add the user's number, or ``expected`` for a build that has devices but no ``--fit``.
 
     ``expected`` is None if the devices have no memory of their own: then all layers are placed on them.
     """
+    capabilities, bounds = inputs.capabilities, inputs.bounds
     option = capabilities.find("--gpu-layers")
     every = "all" if option is not None and "'all'" in option.description else "999"
-    layers = settings.gpu_layers
+    layers = inputs.settings.gpu_layers
     if isinstance(layers, int) and layers < 0:
         raise out_of_range("--gpu-layers", layers, "0 or more, auto, or all")
     if layers == 0 and option is None:
@@ -333,9 +333,10 @@ def give_gpu_layers(
         )
     elif capabilities.devices and not capabilities.knows("--fit"):
         number, why = every, "this build uses the device only if the flag is passed"
-        if expected is not None and expected <= model.layers:
+        if expected is not None and expected <= inputs.model.layers:
             number = str(expected)
-            why = f"the device holds about this many of {model.layers + 1} layers; this build has no --fit"
+            every_layer = inputs.model.layers + 1
+            why = f"the device holds about this many of {every_layer} layers; this build has no --fit"
         line.give("--gpu-layers", number, why)
     else:
         fits = "llama-server fits the layers to its devices (--fit) only if no number is passed"
