@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import gguf
 
 import llamasup
-from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from llamasup.core.planning.facts import demo_draft, demo_model
 from scripts.demo.stories import ANIMALS
 from scripts.menu import publish
 from scripts.pages import spread
+from tests.kit.gguf_writer import TensorPlan, write_gguf
 
 PAGE = "tuning.md"
 WIDER = 8

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamasup.core.gguf.files import read_model
-from llamasup.core.gguf.writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from llamasup.core.models.folder import list_models
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.features.doctor.inspection import fits_here
 from scripts.pages import deciles_table
+from tests.kit.gguf_writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 VOCABULARY = 150_000

@@ -22,11 +22,11 @@ with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.core.gguf import architectures
     from llamasup.core.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
     from llamasup.core.gguf.header import Container, NeedMore
-    from llamasup.core.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
     from llamasup.core.system.hardware.facts import Hardware
     from llamasup.errors import ModelInvalid
     from llamasup.features.doctor.inspection import fits_here, model_as_json
     from tests.kit import models
+    from tests.kit.gguf_writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
     from tests.kit.tiny import tiny_keys, tiny_tensors
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.

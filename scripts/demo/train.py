@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 import sentencepiece
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from scripts.demo.stories import Turn, conversations
 from scripts.pages import ROOT
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import FIXED, PRINTABLE, tokenizer_keys
 
 VOCABULARY = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.core.gguf.writer import KeyValue, write_gguf
+from tests.kit.gguf_writer import KeyValue, write_gguf
 from tests.kit.tiny import WORDS, tiny_keys, tiny_tensors
 
 __all__ = ["tool_caller"]

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from tests.e2e.driver import run_to_end
 from tests.kit import models
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 
 DECODER = models.tiny_decoder()
 

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from tests.e2e.driver import PATIENCE_S, Llamasup, run_to_end, started
+from tests.kit.gguf_writer import TensorPlan, write_gguf
 from tests.kit.patience import eventually
 
 CHAT = {"prompt": "Hi", "max_tokens": 4}

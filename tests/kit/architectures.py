@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from tests.kit.attention_models import ATTENTION
+from tests.kit.gguf_writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from tests.kit.layers import Model, Widths
 from tests.kit.recurrent_models import RECURRENT
 from tests.kit.tiny import FIXED, PRINTABLE, random_weights, tiny_keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llamasup.core.gguf.writer import KeyValue
+from tests.kit.gguf_writer import KeyValue
 
 __all__ = ["Keys", "Model", "Tensors", "Widths", "layer_of"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from llamasup.core.gguf.writer import (
+from tests.kit.gguf_writer import (
     I32,
     U16,
     KeyValue,

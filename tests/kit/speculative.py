@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import WORDS, random_weights, tiny_keys, tiny_tensors
 
 __all__ = ["changed_decoder", "draft_head", "mtp_head", "self_drafting_decoder"]

@@ -11,7 +11,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 
 __all__ = [
     "CHAT_TEMPLATE",

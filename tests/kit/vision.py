@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import random_weights
 
 __all__ = ["IMAGE_TOKENS", "gemma_projector", "picture", "picture_url", "vision_projector"]

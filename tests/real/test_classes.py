@@ -15,10 +15,10 @@ import pytest
 
 from llamasup import serve
 from llamasup.core.gguf import architectures
-from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, started
 from tests.kit import models, speculative, vision
 from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.gguf_writer import TensorPlan, write_gguf
 from tests.kit.runtimes import capabilities_of
 from tests.kit.tiny import tiny_keys, tiny_tensors
 

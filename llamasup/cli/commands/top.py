@@ -79,11 +79,11 @@ class _Top:
         from rich.console import Console
         from rich.live import Live
 
-        from llamasup.core.system.native import native
+        from llamasup.core.system.native.keyboard import keyboard
 
         console = Console()
         self._refresh()
-        with native.keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             refreshed_s = monotonic()
             while True:
                 live.update(_text(self._lines(console.width, console.height)), refresh=True)

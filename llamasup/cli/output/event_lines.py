@@ -367,9 +367,9 @@ class ConsoleReporter:
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
-            from llamasup.core.system.hardware.probe import memory_usage
+            from llamasup.core.system.hardware.probe import load_usage
 
-            usage = memory_usage(runner.pid)
+            usage = load_usage(runner.pid)
             if usage is not None:
                 facts.append(("memory", f"{memory_text(usage.rss_bytes)} in use"))
         return facts

@@ -9,6 +9,7 @@ stop.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -40,13 +41,14 @@ from llamasup.core.planning.machine_flags import (
 )
 from llamasup.core.planning.measured.load_history import DraftCounts, LoadHistory, counts_for, runtime_id
 from llamasup.core.planning.measured.tuned import Measured
-from llamasup.core.planning.model_class_rules import UNKNOWN, give_purpose, refuse_unservable, unknown_warning
+from llamasup.core.planning.memory.kv_cache import has_kv_cache
 from llamasup.core.planning.projectors import Pairing, give_projector, projector_loaded
 from llamasup.core.planning.sizes import PlanSizes, choose_sizes, give_gpu_layers
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.child import WHY_SET, RuntimeKind, child_environment
+from llamasup.errors import ModelInvalid, RuntimeMissing
 
 _MIB = 1 << 20
 _BARE_CONTEXT = 8192
@@ -365,3 +367,76 @@ def give_address(
 def _variable(capabilities: Capabilities) -> str | None:
     option = capabilities.find("--api-key")
     return None if option is None or option.removed else option.env
+
+
+# --- the class of the model -----------------------------------------------------------------------
+
+
+UNKNOWN = "llamasup does not know its architecture, so it plans for full attention in each layer"
+
+_REMEDIES = {
+    ModelClass.PROJECTOR: "pass it as --mmproj together with the model that it belongs to",
+    ModelClass.LORA: "pass it after -- as --lora FILE together with the model that it was trained for",
+    ModelClass.DRAFT: "it drafts for another model: serve that model with this file as --draft-model",
+    ModelClass.VOCAB: "get the file with the weights; this file has only the tokenizer",
+    ModelClass.OTHER: "give the .gguf file of a language model",
+}
+_KINDS = {
+    ModelClass.PROJECTOR: "a multimodal projector",
+    ModelClass.LORA: "a LoRA adapter",
+    ModelClass.DRAFT: "a draft head",
+    ModelClass.VOCAB: "a vocabulary without weights",
+}
+
+
+def refuse_unservable(model: ModelFacts, path: str) -> None:
+    """Raise ModelInvalid for a file that cannot be served by itself."""
+    if model.model_class in _REMEDIES:
+        kind = _KINDS.get(model.model_class, model.contents)
+        raise ModelInvalid(
+            f"{PurePath(path).name} is {kind}, not a model that can be served",
+            remedy=_REMEDIES[model.model_class],
+        )
+
+
+def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
+    """Return the warning and its remedy for a model of an unknown architecture."""
+    if model.known:
+        return None
+    return (
+        f"llamasup does not know the architecture {model.architecture!r}: llama-server decides whether it "
+        "can load the model, and the memory is an estimate for full attention in each layer.",
+        "For a longer context, use --ctx-size. A newer llamasup may know the architecture.",
+    )
+
+
+def give_purpose(line: CommandLine, inputs: PlanInputs) -> None:
+    """Enable embedding or reranking; without the flag their endpoints answer 501.
+
+    Raises RuntimeMissing if the build cannot rerank.
+    """
+    if inputs.serves is ModelClass.ENCODER:
+        line.give("--embedding", None, "this model computes embeddings", essential=True)
+        if inputs.model.pooling in (None, "none"):
+            # /v1/embeddings refuses pooling "none", llama-server's default for a file without a pooling type.
+            pooling = "last" if has_kv_cache(inputs.model) else "mean"
+            why = f"the file has no pooling type; {pooling} is usual for such a model"
+            line.give("--pooling", pooling, why, essential=True)
+    elif inputs.serves is ModelClass.RERANKER:
+        _give_reranking(line, inputs.capabilities)
+
+
+def _give_reranking(line: CommandLine, capabilities: Capabilities) -> None:
+    why = "this model scores documents against a query"
+    pooling = capabilities.find("--pooling")
+    if capabilities.knows("--rerank"):
+        # Without --embedding, because builds from October 2024 to mid-2025 rerank only then.
+        line.give("--rerank", None, why, essential=True)
+    elif pooling is not None and "rank" in pooling.allowed:
+        line.give("--embedding", None, why, essential=True)
+        line.give("--pooling", "rank", "one score for each pair of query and document", essential=True)
+    else:
+        raise RuntimeMissing(
+            f"the model is a reranker, and this llama-server ({capabilities.version}) cannot rerank",
+            remedy="use a build with --rerank (October 2024 or later), selected with --runtime",
+        )

@@ -58,7 +58,7 @@ from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.core.supervision.not_serving import STOPPING, lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy, State
-from llamasup.core.system.timers import DeadlineTimer
+from llamasup.core.system.event_loops import DeadlineTimer
 from llamasup.errors import BuildUnproven, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import ProxyConfig
 from llamasup.core.proxy.upstream.pool import Tasks, UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.system.event_loops import DelayQueue
 from llamasup.core.system.process.platform import give_memory_back
-from llamasup.core.system.timers import DelayQueue
 
 _log = logging.getLogger("llamasup.proxy")
 _OF_CONTROL: Final = HeadRules(transparent=True)  # the answers of the control API are llamasup's own

@@ -28,7 +28,7 @@ from llamasup.core.queueing.endpoint import (
 from llamasup.core.queueing.outcomes import Outlook, QueueListener, free_in_s, no_room, wait_timed_out
 from llamasup.core.queueing.queue_order import FairQueue, Queued
 from llamasup.core.queueing.suspects import Next, Suspects, alone_s, next_step
-from llamasup.core.system.timers import CallLater, DeadlineTimer, call_later
+from llamasup.core.system.event_loops import CallLater, DeadlineTimer, call_later
 
 MAX_WAITING: Final = 256  # each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image

@@ -37,7 +37,7 @@ from llamasup.core.supervision.liveness import (
     assess,
     required_checks,
 )
-from llamasup.core.system.hardware.probe import cpu_usage, memory_usage
+from llamasup.core.system.hardware.probe import cpu_usage, load_usage
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
@@ -218,7 +218,7 @@ async def _load_recorded(generation: Generation, recorded: asyncio.Future[None])
 
 
 def _record_load(generation: Generation) -> None:
-    seen = memory_usage(generation.child.pid)
+    seen = load_usage(generation.child.pid)
     resident_bytes = None if seen is None else seen.rss_bytes
     generation.context.planner.served(
         generation.plan,

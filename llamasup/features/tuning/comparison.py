@@ -208,24 +208,25 @@ class Comparison:
         self, candidate: Candidate, plans: Sequence[LaunchPlan], block: Block
     ) -> float:
         """The median of the pairs of two new processes."""
-        if secrets.randbits(1):
-            default = self._default = await self._started_default(plans[0])
-            trial = self._tried = await self._start(plans[1])
-        else:
-            trial = self._tried = await self._start(plans[1])
-            default = self._default = await self._started_default(plans[0])
+
+        async def start_default() -> Trial:
+            self._default = await self._started_default(plans[0])
+            return self._default
+
+        async def start_tried() -> Trial:
+            self._tried = await self._start(plans[1])
+            return self._tried
+
+        default, trial = await _in_random_order(start_default, start_tried)
         await self._check_quality(candidate, trial)
         await self._both(default, trial, block)  # the first requests touch memory first
         return median([await self._pair(default, trial, block) for _ in range(PAIRS_IN_ROUND)])
 
     async def _one_after_the_other(self, candidate: Candidate, block: Block, count: int) -> float:
         """A pair in which each of the two is started, measured ``count`` times, and ended."""
-        if secrets.randbits(1):
-            of_default = await self._alone(None, block, count)
-            of_trial = await self._alone(candidate, block, count)
-        else:
-            of_trial = await self._alone(candidate, block, count)
-            of_default = await self._alone(None, block, count)
+        of_default, of_trial = await _in_random_order(
+            partial(self._alone, None, block, count), partial(self._alone, candidate, block, count)
+        )
         self._note(of_default, of_trial)
         return log_ratio(self._purpose, of_default, of_trial)
 
@@ -249,12 +250,10 @@ class Comparison:
         return log_ratio(self._purpose, *measured)
 
     async def _both(self, default: Trial, trial: Trial, block: Block) -> tuple[Measurement, Measurement]:
-        """Measure one block on each of the two, in an order drawn at random."""
-        if secrets.randbits(1):
-            of_default = await self._next_to(default, block)
-            return of_default, await self._measure(trial, block)
-        of_trial = await self._measure(trial, block)
-        return await self._next_to(default, block), of_trial
+        """Measure one block on each of the two."""
+        return await _in_random_order(
+            partial(self._next_to, default, block), partial(self._measure, trial, block)
+        )
 
     async def _next_to(self, default: Trial, block: Block) -> Measurement:
         """The default while a candidate runs: if it ends now, the candidate is to blame."""
@@ -400,6 +399,14 @@ class Comparison:
             if left_s < limit_s:
                 raise TimeOver from None
             raise
+
+
+async def _in_random_order(one: Callable[[], Awaitable[T]], other: Callable[[], Awaitable[T]]) -> tuple[T, T]:
+    if secrets.randbits(1):
+        first = await one()
+        return first, await other()
+    second = await other()
+    return await one(), second
 
 
 def _probes(plan: LaunchPlan) -> tuple[Probe, ...]:

@@ -16,6 +16,8 @@ from llamasup.features.tuning.search import COMBINATION, Entry, Proof, Search, p
 from llamasup.features.tuning.workload import Measurement
 from llamasup.features.tuning.workload import as_json as measurement_as_json
 
+_GAINS = ("gain", "lower", "upper")
+
 
 class SessionResult(Struct, frozen=True):
     """The end of one call. ``kept`` is None if the search is not finished. ``stopped``: why it is not, if the
@@ -37,22 +39,19 @@ class SessionResult(Struct, frozen=True):
 def report_as_json(
     found: SessionResult, *, model: str, purpose: Purpose, profile: Profile | None
 ) -> dict[str, Any]:
-    kept = found.kept
-    is_taken = kept is not None and kept.changes != NO_CHANGES
+    kept = None if found.kept is None or found.kept.changes == NO_CHANGES else found.kept
     return {
         "model": model,
         "purpose": purpose,
         "profile": profile,
-        "taken": kept.changes.as_json if kept is not None and is_taken else None,
-        "gain": round(kept.gain, 4) if kept is not None and is_taken else None,
-        "lower": round(kept.lower, 4) if kept is not None and is_taken else None,
-        "upper": round(kept.upper, 4) if kept is not None and is_taken else None,
+        "taken": None if kept is None else kept.changes.as_json,
+        **{name: None if kept is None else round(getattr(kept, name), 4) for name in _GAINS},
         "trials": trials(found.search),
         "minutes": round(found.minutes, 2),
         "finished": found.finished,
         "drift": None if found.drift is None else round(found.drift, 3),
         "default": measurement_as_json(found.default),
-        "tuned": measurement_as_json(found.tuned) if found.tuned is not None and is_taken else None,
+        "tuned": measurement_as_json(found.tuned) if found.tuned is not None and kept is not None else None,
         "candidates": [_entry_as_json(one) for one in found.search.screened],
     }
 
@@ -63,9 +62,7 @@ def kept_as_json(kept: Kept) -> dict[str, Any]:
         "purpose": kept.purpose,
         "profile": kept.profile,
         "taken": kept.changes.as_json if is_taken else None,
-        "gain": kept.gain if is_taken else None,
-        "lower": kept.lower if is_taken else None,
-        "upper": kept.upper if is_taken else None,
+        **{name: getattr(kept, name) if is_taken else None for name in _GAINS},
         "trials": kept.trials,
         "minutes": kept.minutes,
         "date": kept.date,

@@ -121,7 +121,7 @@ class Trial:
 
         answers, seconds = await self._guarded(all_clients(), timeout_s)
         usage = load_usage(self._child.pid)
-        memory_bytes = 0 if usage is None else usage.anonymous_bytes + usage.file_bytes
+        memory_bytes = 0 if usage is None else usage.rss_bytes
         return as_measured(answers, seconds, memory_bytes)
 
     async def distributions(self, probes: Sequence[Probe], timeout_s: float) -> list[Distribution]:

@@ -18,11 +18,11 @@ from llamasup.core.gguf import facts_from_header as gguf
 from llamasup.core.gguf.facts import read_chat_template
 from llamasup.core.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.core.gguf.not_gguf import describe
-from llamasup.core.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.errors import ModelInvalid
 from llamasup.features.doctor.inspection import fits_here, model_as_json
 from tests.kit.extent import examples
+from tests.kit.gguf_writer import I32, KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9

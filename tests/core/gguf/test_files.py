@@ -19,10 +19,10 @@ import pytest
 from llamasup.core.gguf import files
 from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.core.gguf.files import read_model, split_paths
-from llamasup.core.gguf.writer import I32, U16, write_gguf
 from llamasup.core.system.native import native
 from llamasup.errors import LlamasupError, ModelInvalid, ModelMissing
 from tests.kit import models
+from tests.kit.gguf_writer import I32, U16, write_gguf
 
 Read = Callable[[str | Path], ModelFacts]
 

@@ -8,9 +8,9 @@ import pytest
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts, is_served
 from llamasup.core.gguf.facts_from_header import read_header
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.core.planning.memory.kv_cache import ContextShape, kv_bytes
 from tests.kit.architectures import ARCHITECTURES, write_model
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.layers import Widths
 from tests.kit.tiny import tiny_keys, tiny_tensors
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.gguf.writer import TensorPlan, write_gguf
 from llamasup.core.models.registry import build
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.models.search import search_models
 from llamasup.core.system.native import native
 from tests.kit import models
+from tests.kit.gguf_writer import TensorPlan, write_gguf
 
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
 

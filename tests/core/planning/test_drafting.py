@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.gguf.facts_from_header import read_header
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.drafting import Drafter, no_drafts, shape_with_drafts
@@ -33,6 +32,7 @@ from tests.core.planning.plans import (
     value,
 )
 from tests.kit import speculative
+from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 
 DRAFT = "/models/draft.gguf"
 NO_DRAFTS = Measured(Changes((("--spec-type", "none"),)), "measured")

@@ -8,7 +8,6 @@ import pytest
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.gguf.facts_from_header import read_header
-from llamasup.core.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
 from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
 from llamasup.errors import ProjectorMismatch, UsageInvalid
@@ -24,6 +23,7 @@ from tests.core.planning.plans import (
     reason,
     value,
 )
+from tests.kit.gguf_writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
 
 MODEL = "/models/gemma-3-4b-it-Q4_K_M.gguf"
 WIDTH = model().embedding_length

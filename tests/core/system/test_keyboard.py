@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llamasup.core.system.native import native
+from llamasup.core.system.native.keyboard import keyboard
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_keys_arrive_one_by_one(terminal: int) -> None:
-    with native.keyboard() as keys:
+    with keyboard() as keys:
         os.write(terminal, b"q\x1b[A\x1bOBj\x1b[5~\xff\x1b")
         pressed = [keys.next(10.0) for _ in range(7)]
         assert pressed == ["q", "up", "down", "j", None, "\ufffd", "escape"]
@@ -32,6 +32,6 @@ def test_keys_arrive_one_by_one(terminal: int) -> None:
 
 def test_terminal_is_as_before_afterwards(terminal: int) -> None:
     before = termios.tcgetattr(sys.stdin)
-    with native.keyboard():
+    with keyboard():
         assert not termios.tcgetattr(sys.stdin)[3] & termios.ECHO
     assert termios.tcgetattr(sys.stdin) == before

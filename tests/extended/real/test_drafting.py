@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.gguf.writer import write_gguf
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.facts import demo_draft
 from tests.e2e.driver import llamasup, run_to_end
 from tests.kit import models, speculative
 from tests.kit.architectures import tiny_model as tiny_of
+from tests.kit.gguf_writer import write_gguf
 from tests.kit.ports import free_port
 from tests.kit.tiny import tiny_decoder, tiny_keys, tiny_tensors
 

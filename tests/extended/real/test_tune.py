@@ -22,7 +22,6 @@ import pytest
 from llamasup.cli import stop_signals
 from llamasup.cli.output.view import View
 from llamasup.cli.stop_signals import Interrupted, StopSignals
-from llamasup.core.gguf.writer import write_gguf
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.facts import prepare
 from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Verdict
@@ -45,6 +44,7 @@ from llamasup.features.tuning.workload import Lengths
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.e2e.service import serving
 from tests.kit.children import NewChildren
+from tests.kit.gguf_writer import write_gguf
 from tests.kit.kept_results import kept_for
 from tests.kit.models import tiny_encoder, tiny_reranker
 from tests.kit.paths import ROOT

@@ -17,8 +17,8 @@ import httpx
 
 import llamasup
 from llamasup.core.config import Config
-from llamasup.core.gguf.writer import write_gguf
 from llamasup.core.settings.model import ModelEntry
+from tests.kit.gguf_writer import write_gguf
 from tests.kit.tiny import tiny_keys, tiny_tensors
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]

@@ -72,10 +72,10 @@ def _held(managed: ManagedModel, vram: Mapping[int, int]) -> HeldByModel:
 
 
 def _process(runner: InstanceRunner, vram: Mapping[int, int]) -> HeldByProcess:
-    from llamasup.core.system.hardware.probe import memory_usage
+    from llamasup.core.system.hardware.probe import load_usage
 
     plan, pid = runner.plan, runner.pid
-    usage = None if pid is None else memory_usage(pid)
+    usage = None if pid is None else load_usage(pid)
     return HeldByProcess(
         plan.memory if isinstance(plan, LaunchPlan) else None,
         None if usage is None else usage.rss_bytes,

@@ -83,13 +83,13 @@ def model_status(
 
     The caller fills in ``vram_bytes``, because the driver is slow.
     """
-    from llamasup.core.system.hardware.probe import memory_usage
+    from llamasup.core.system.hardware.probe import load_usage
 
     runners = sorted(runners, key=lambda runner: nearest(runner.instance.state))
     first = runners[0] if runners else None
     plan = None if first is None else first.plan
     last = None if first is None else first.instance.last
-    seen = [memory_usage(runner.pid) for runner in runners if runner.pid is not None]
+    seen = [load_usage(runner.pid) for runner in runners if runner.pid is not None]
     rss = [usage.rss_bytes for usage in seen if usage is not None]
     slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
     model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class

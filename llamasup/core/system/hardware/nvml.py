@@ -6,13 +6,16 @@ Each call opens and closes NVML: no session is kept, nothing is polled (P7).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from llamasup.core.system.hardware.devices import NvmlGpu
+
+K = TypeVar("K")
 
 _DRIVER = Path("/dev/nvidiactl")
 
@@ -35,64 +38,62 @@ def ask_nvml() -> NvmlAnswer:
     except ImportError:
         return NvmlAnswer(error="not installed", problem="the package nvidia-ml-py is not installed")
     try:
-        pynvml.nvmlInit()
-        try:
-            count = pynvml.nvmlDeviceGetCount()
-            return NvmlAnswer(tuple(_gpu(pynvml, index) for index in range(count)))
-        finally:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        with _session(pynvml) as handles:
+            return NvmlAnswer(tuple(_gpu(pynvml, handle) for handle in handles))
     except pynvml.NVMLError as error:
         return NvmlAnswer(error=type(error).__name__, problem=str(error))
 
 
 def vram_by_process() -> Mapping[int, int]:
     """Return the bytes of each process on all GPUs together. Empty if unknown; never raises."""
-    if not _DRIVER.exists():
-        return {}
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    used: dict[int, int] = {}
-    try:
-        pynvml.nvmlInit()
-        try:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                for pid, size in _on_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)).items():
-                    used[pid] = used.get(pid, 0) + size
-        finally:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return {}
-    return used
+    return _measured(_vram)
 
 
 def energy_by_gpu() -> Mapping[str, int]:
     """Return the energy of each GPU since its driver was loaded, in microjoules, by UUID. Empty if unknown
     (older than Volta); never raises.
     """
+    return _measured(_energy)
+
+
+def _measured(measure: Callable[[Any, Iterable[Any]], dict[K, int]]) -> dict[K, int]:
     if not _DRIVER.exists():
         return {}
     try:
         import pynvml
     except ImportError:
         return {}
-    used_uj: dict[str, int] = {}
     try:
-        pynvml.nvmlInit()
-        try:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                with contextlib.suppress(pynvml.NVMLError):
-                    millijoules = int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-                    used_uj[_text(pynvml.nvmlDeviceGetUUID(handle))] = 1000 * millijoules
-        finally:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        with _session(pynvml) as handles:
+            return measure(pynvml, handles)
     except pynvml.NVMLError:
         return {}
+
+
+@contextlib.contextmanager
+def _session(pynvml: Any) -> Iterator[Iterator[Any]]:
+    """Yield the handles of the GPUs. Raises NVMLError."""
+    pynvml.nvmlInit()
+    try:
+        yield map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _vram(pynvml: Any, handles: Iterable[Any]) -> dict[int, int]:
+    used: Counter[int] = Counter()
+    for handle in handles:
+        used.update(_on_gpu(pynvml, handle))
+    return dict(used)
+
+
+def _energy(pynvml: Any, handles: Iterable[Any]) -> dict[str, int]:
+    used_uj: dict[str, int] = {}
+    for handle in handles:
+        with contextlib.suppress(pynvml.NVMLError):
+            millijoules = int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+            used_uj[_text(pynvml.nvmlDeviceGetUUID(handle))] = 1000 * millijoules
     return used_uj
 
 
@@ -107,8 +108,7 @@ def _on_gpu(pynvml: Any, handle: Any) -> Mapping[int, int]:
     return used
 
 
-def _gpu(pynvml: Any, index: int) -> NvmlGpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(pynvml: Any, handle: Any) -> NvmlGpu:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError_NotSupported:  # GB10 and Jetson use the host's memory

@@ -172,29 +172,6 @@ def family_bytes(pid: int) -> int | None:
     return own.anonymous_bytes + sum(usage.anonymous_bytes for usage in others if usage is not None)
 
 
-class MemoryUsage(Struct, frozen=True):
-    rss_bytes: int
-    read_bytes: int
-    """Bytes read by system calls; pages that a memory map loads count in ``rss_bytes`` instead."""
-
-
-def memory_usage(pid: int) -> MemoryUsage | None:
-    """Return the memory of a process; None if the process has exited or is not accessible."""
-    import psutil
-
-    try:
-        process: Any = psutil.Process(pid)
-        rss_bytes = process.memory_info().rss
-    except psutil.Error:
-        return None
-    try:
-        counters = process.io_counters()  # not on macOS
-        read_bytes = getattr(counters, "read_chars", counters.read_bytes)  # on Windows the latter counts all
-    except (psutil.Error, AttributeError, NotImplementedError):
-        read_bytes = 0
-    return MemoryUsage(rss_bytes, read_bytes)
-
-
 class LoadUsage(Struct, frozen=True):
     """The bytes that a process has loaded so far, and its CPU time.
 
@@ -207,6 +184,10 @@ class LoadUsage(Struct, frozen=True):
     read_bytes: int
     disk_bytes: int
     cpu_s: float = 0.0
+
+    @property
+    def rss_bytes(self) -> int:
+        return self.file_bytes + self.anonymous_bytes
 
     @property
     def loaded(self) -> tuple[int, int, int, int]:

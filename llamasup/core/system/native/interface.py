@@ -14,11 +14,9 @@ if TYPE_CHECKING:  # see __init__.py
     import socket
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from llamasup.core.system.native.kernel_objects import JobObject
-    from llamasup.core.system.native.keyboard import Keyboard
 
 
 class Native(ABC):
@@ -355,12 +353,6 @@ class Native(ABC):
 
         Sets the handlers of these signals, and restores them.
         """
-
-    def keyboard(self) -> AbstractContextManager[Keyboard]:
-        """Read single keys: they arrive at once and are not shown. Ctrl-C stays a signal."""
-        from llamasup.core.system.native.keyboard import keyboard
-
-        return keyboard()
 
     def awake_and_asleep_s(self) -> float:
         """Return a clock that also counts while the machine sleeps, if the system has one."""

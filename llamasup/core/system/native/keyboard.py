@@ -1,4 +1,7 @@
-"""Reads single keys from a terminal, or from a console of Windows."""
+"""Reads single keys from a terminal, or from a console of Windows: they arrive at once and are not shown.
+
+Ctrl-C stays a signal.
+"""
 
 from __future__ import annotations
 

@@ -172,9 +172,11 @@ class Linux(Posix):
         try:
             pages = process.joinpath("statm").read_text("ascii").split()
             stat = process.joinpath("stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            counts = re.findall(_COUNTERS, process.joinpath("io").read_text("ascii"), re.MULTILINE)
         except OSError:
             return None
+        counts: list[tuple[str, str]] = []
+        with contextlib.suppress(OSError):
+            counts = re.findall(_COUNTERS, process.joinpath("io").read_text("ascii"), re.MULTILINE)
         resident, of_files = int(pages[1]) * _PAGE_BYTES, int(pages[2]) * _PAGE_BYTES
         read = {name: int(count) for name, count in counts}
         cpu_s = (int(stat[_USER_TIME]) + int(stat[_USER_TIME + 1])) / _TICKS_S
