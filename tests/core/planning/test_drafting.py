@@ -442,3 +442,4 @@ def test_a_draft_keeps_the_cache_types_that_its_own_heads_allow() -> None:
     made = drafted(draft=odd, kv_type="q8_0")
     assert "--spec-draft-type-k" not in made.argv
     assert value(made, "--spec-draft-type-v") == "q8_0"
+    assert made.memory.weights_bytes == model().weights_bytes + GIB // 2

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
 
+from llamasup.core.gguf.facts import ModelClass
+from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.core.models.registry import build
 from llamasup.core.models.search import search_models
 from llamasup.core.planning import facts
-from llamasup.core.planning.facts import DEMO_CRC32, Launch, demo_model, prepare, sibling_projectors
+from llamasup.core.planning.facts import (
+    DEMO_CRC32,
+    Launch,
+    demo_draft,
+    demo_model,
+    prepare,
+    sibling_projectors,
+)
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import prepare_listed
 from llamasup.core.settings.model import Settings
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
+from scripts.demo.stories import ANIMALS, conversations
 from tests.kit import models, vision
 from tests.kit.models import big_endian_decoder, tiny_encoder
 from tests.kit.paths import FIXTURES
@@ -279,3 +290,40 @@ def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
         (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
     candidates, _, _ = sibling_projectors(tmp_path / "tiny.gguf")
     assert len(candidates) == facts._MAX_PROJECTORS
+
+
+# --- the demo model -------------------------------------------------------------------------------
+
+
+def facts_of(content: bytes) -> ModelFacts:
+    facts = read_header(content, len(content))
+    assert isinstance(facts, ModelFacts)
+    assert facts.expected_bytes == len(content)
+    return facts
+
+
+def test_both_are_small_chat_models_with_one_vocabulary() -> None:
+    model, draft = facts_of(demo_model()), facts_of(demo_draft())
+    assert model.file_bytes < 3_200_000
+    assert draft.file_bytes < model.file_bytes / 10
+    assert model.vocabulary == draft.vocabulary
+    for found in (model, draft):
+        assert found.model_class is ModelClass.DECODER
+        assert found.chat_template.present
+        assert found.quantized_kv_fits
+
+
+def test_text_of_the_training_is_the_same_each_time() -> None:
+    first, second = (list(islice(conversations(1), 200)) for _ in range(2))
+    assert first == second
+    assert first != list(islice(conversations(2), 200))
+
+
+def test_answers_follow_the_question() -> None:
+    asked = [
+        turn for turns in islice(conversations(1), 500) for turn in turns if " about a " in turn.question
+    ]
+    assert len(asked) > 100
+    for turn in asked:
+        (animal,) = (name for name in ANIMALS if name in turn.question.lower())
+        assert f" {animal}" in turn.answer.split(".")[0]

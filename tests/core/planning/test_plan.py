@@ -209,13 +209,6 @@ def test_build_of_2024_gets_only_its_flags_and_reports_the_rest_as_left_out() ->
     assert all(text.startswith("left out: ") for text in left_out.values())
 
 
-def test_build_between_mlock_and_load_mode_does_not_lock() -> None:
-    modes = "--load-mode MODE    how\n                    - none: no\n                    - mlock: yes\n"
-    made = planned(from_help(modes), UNPACKED_WEIGHTS, machine(memlock_limit_bytes=None))
-    assert "--load-mode" not in made.argv
-    assert "this build does not have it" in reason(made, "--mlock")
-
-
 def test_build_that_has_load_mode_and_calls_mlock_deprecated_gets_load_mode() -> None:
     both = (
         "--mlock    DEPRECATED in favor of `--load-mode`: force system to keep model in RAM\n"
@@ -345,10 +338,6 @@ def test_a_context_that_requests_can_use_is_not_cut(
     assert (made.ctx_size, made.shape.ctx_total, made.warnings) == (per_request, total, ())
 
 
-def test_a_file_that_names_no_context_gets_the_default() -> None:
-    assert planned(facts=model(context_length=0)).ctx_size == 8192
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -380,16 +369,6 @@ def test_number_out_of_range_is_refused_with_value_and_allowed_range(
     assert refused.value.exit_code == 2
 
 
-def test_embeddings_get_batches_as_large_as_a_request() -> None:
-    long = bert(context_length=8192, pooling="cls")
-    made = planned(facts=long)
-    assert (value(made, "--batch-size"), value(made, "--ubatch-size")) == ("8192", "8192")
-    assert "--embedding" in made.argv
-    assert "--pooling" not in made.argv
-    assert "--jinja" not in made.argv
-    assert value(made, "--cache-ram") == "0"
-
-
 @pytest.mark.parametrize(
     ("kind", "micro"),
     [
@@ -405,39 +384,6 @@ def test_a_decision_gets_the_micro_batch_that_its_type_needs(kind: str, micro: s
     assert (value(made, "--ubatch-size"), value(made, "--cache-ram")) == (micro, "0")
     assert "--embedding" not in made.argv
     assert made.model_class is ModelClass.DECISION
-
-
-def test_the_batch_of_an_encoder_holds_all_the_cells_that_a_small_context_is_rounded_up_to() -> None:
-    made = planned(facts=bert(), ctx_size=2, parallel=1)
-    assert value(made, "--ctx-size") == "2"
-    assert (value(made, "--batch-size"), value(made, "--ubatch-size")) == ("256", "256")
-
-
-def test_an_encoder_decoder_gets_one_slot() -> None:
-    made = planned(facts=SERVED["encoder-decoder"])
-    assert made.parallel == 1
-    assert value(made, "--ubatch-size") == "8192"
-
-
-@pytest.mark.parametrize(("facts", "pooling"), [(bert(pooling=None), "mean"), (model(), "last")])
-def test_embedding_model_without_pooling_gets_a_pooling_type(facts: Any, pooling: str) -> None:
-    made = planned(facts=facts, extra=("--embedding",))
-    assert made.model_class is ModelClass.ENCODER
-    assert value(made, "--pooling") == pooling
-
-
-def test_reranker_is_started_only_with_rerank() -> None:
-    made = planned(facts=bert(ModelClass.RERANKER))
-    assert "--rerank" in made.argv
-    assert "--embedding" not in made.argv
-
-
-def test_build_without_rerank_flag_reranks_by_pooling() -> None:
-    lines = ("--embedding", "embed"), ("--pooling {none,rank}", "pool"), ("-m, --model FNAME", "model")
-    build = from_help("".join(f"{head:<30}{text}\n" for head, text in lines))
-    made = planned(build, bert(ModelClass.RERANKER))
-    assert "--embedding" in made.argv
-    assert value(made, "--pooling") == "rank"
 
 
 def test_build_that_cannot_rerank_is_refused_for_a_reranker() -> None:
@@ -479,52 +425,149 @@ def test_file_that_is_not_a_model_is_refused_with_a_remedy(model_class: ModelCla
     assert refused.value.exit_code == 65
 
 
+# --- the flags, and the reasons of those that are left out ----------------------------------------
+
+NO_FLASH = from_help("--cache-type-k TYPE  k\n--cache-type-v TYPE  v\n")
+POOLS_BY_RANK = from_help("--embedding  embed\n--pooling {none,rank}  pool\n-m, --model FNAME  model\n")
+LOADS_OR_LOCKS = from_help(
+    "--load-mode MODE  how\n                    - none: no\n                    - mlock: yes\n"
+)
+ON_SMALL_GPU = {"build": capabilities(NEW, SMALL_GPU)}
+ODD_HEADS = model(key_length=80, value_length=80)
+RANKS = bert(ModelClass.RERANKER)
+MAY_RAISE = {"may_raise_priority": True}
+MAY_LOCK = {"memlock_limit_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("rest", "flags"),
+    [
+        # "" is a switch, None a flag that is not passed.
+        ({"facts": model(context_length=0)}, {"--ctx-size": "32768"}),
+        (
+            {"facts": bert(context_length=8192, pooling="cls")},
+            {"--batch-size": "8192", "--ubatch-size": "8192", "--embedding": ""}
+            | {"--pooling": None, "--jinja": None, "--cache-ram": "0"},
+        ),
+        # A small context is rounded up to 256 cells.
+        (
+            {"facts": bert(), "ctx_size": 2, "parallel": 1},
+            {"--ctx-size": "2", "--batch-size": "256", "--ubatch-size": "256"},
+        ),
+        ({"facts": SERVED["encoder-decoder"]}, {"--parallel": "1", "--ubatch-size": "8192"}),
+        ({"facts": bert(pooling=None), "extra": ("--embedding",)}, {"--pooling": "mean"}),
+        ({"extra": ("--embedding",)}, {"--pooling": "last"}),
+        ({"facts": RANKS}, {"--rerank": "", "--embedding": None}),
+        ({"build": POOLS_BY_RANK, "facts": RANKS}, {"--embedding": "", "--pooling": "rank"}),
+        (ON_SMALL_GPU | {"facts": ODD_HEADS}, {"--cache-type-k": None, "--flash-attn": "auto"}),
+        (ON_SMALL_GPU | {"flash_attn": "off"}, {"--cache-type-k": "q8_0", "--cache-type-v": None}),
+        ({"build": MIDDLE, "flash_attn": "off"}, {"--flash-attn": None, "--cache-type-v": None}),
+        ({"build": MIDDLE, "facts": bert()}, {"--flash-attn": None}),
+        ({"hardware": machine(**MAY_RAISE)}, {"--prio": "2"}),
+        ({"gpu_layers": 12}, {"--gpu-layers": "12"}),
+        ({"gpu_layers": "all"}, {"--gpu-layers": "all"}),
+        ({"gpu_layers": "auto"}, {"--gpu-layers": None}),
+        ({"build": MIDDLE, "gpu_layers": "all"}, {"--gpu-layers": "999"}),
+        ({"build": OLD, "gpu_layers": 0}, {"--gpu-layers": None}),
+        ({"build": OLD, "api_key": None}, {"--api-key-file": None}),
+    ],
+)
+def test_flags_of_a_plan(rest: dict[str, Any], flags: dict[str, str | None]) -> None:
+    made = planned(**rest)
+    passed = {flag: value(made, flag) for flag in flags}
+    expected = {flag: passed[flag] if given == "" else given for flag, given in flags.items()}
+    assert passed == expected
+    assert {flag for flag in flags if flag in made.argv} == {
+        flag for flag, given in flags.items() if given is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("rest", "flag", "because"),
+    [
+        (ON_SMALL_GPU | {"facts": ODD_HEADS}, "--cache-type-k", "blocks of 32 values"),
+        (ON_SMALL_GPU | {"flash_attn": "off"}, "--cache-type-v", "needs flash attention, which is off"),
+        (
+            {"build": replace(NO_FLASH, devices=(SMALL_GPU,))},
+            *("--cache-type-v", "which this build does not have"),
+        ),
+        ({"facts": bert(), "kv_type": "q8_0"}, "--cache-type-k", "has no KV cache"),
+        ({"hardware": machine(may_raise_priority=False)}, "--prio", "CAP_SYS_NICE"),
+        ({"hardware": machine(cpu_quota=4.0, **MAY_RAISE)}, "--prio", "CPU quota"),
+        ({"hardware": machine(cpus_allowed=8, **MAY_RAISE)}, "--prio", "would stop the proxy"),
+        ({"hardware": machine(**MAY_RAISE), "threads": 16}, "--prio", "would stop the proxy"),
+        (
+            {"hardware": machine(**MAY_RAISE), "extra": ("-md", "/d.gguf")},
+            *("--prio", "draft model's threads spin too"),
+        ),
+        ({"extra": ("--no-repack",)}, "--load-mode", "only 8 MiB may be locked"),
+        ({"extra": ("-nr", "--repack")}, "--load-mode", "repacks"),
+        ({}, "--load-mode", "repacks"),
+        (
+            {"facts": UNPACKED_WEIGHTS},
+            *("--load-mode", "only 8 MiB may be locked, and the weights take 5120 MiB"),
+        ),
+        (
+            {
+                "facts": UNPACKED_WEIGHTS,
+                "hardware": machine(memory_available_bytes=8 * GIB, **MAY_LOCK),
+            },
+            *("--load-mode", "two thirds of the free memory"),
+        ),
+        (
+            {"facts": UNPACKED_WEIGHTS, "hardware": machine(platform="win32", **MAY_LOCK)},
+            *("--load-mode", "Windows"),
+        ),
+        (
+            {"build": LOADS_OR_LOCKS, "facts": UNPACKED_WEIGHTS, "hardware": machine(**MAY_LOCK)},
+            *("--mlock", "this build does not have it"),
+        ),
+        (
+            {"build": capabilities(NEW, GPU), "hardware": machine(**MAY_LOCK)},
+            *("--load-mode", "the weights are on the device"),
+        ),
+        ({"build": capabilities(NEW, GPU)}, "--gpu-layers", "only if no number is passed"),
+    ],
+)
+def test_flag_is_left_out_with_the_reason(rest: dict[str, Any], flag: str, because: str) -> None:
+    made = planned(**rest)
+    assert flag not in made.argv
+    assert because in reason(made, flag)
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ({"kv_type": "q4_0", "flash_attn": "off"}, "needs flash attention"),
+        ({"kv_type": "q4_0", "extra": ("-fa", "0")}, "needs flash attention"),
+        ({"kv_type": "q8_0", "facts": ODD_HEADS}, r"q8_0 packs blocks of 32 values.*heads of 80"),
+        ({"kv_type": "q8_0", "build": NO_FLASH}, "this build does not have"),
+        ({"flash_attn": "on", "build": NO_FLASH}, "has no --flash-attn"),
+        ({"extra": ("-ctk", "bogus")}, "^--cache-type-k 'bogus' is not a KV cache type"),
+        ({"extra": ("-ctv", "bogus")}, "^--cache-type-v 'bogus' is not a KV cache type"),
+        ({"build": OLD, "gpu_layers": 10}, r"^this llama-server \(0\.2\.90\) has no --gpu-layers"),
+        (
+            {"build": from_help("--flash-attn  on\n"), "kv_type": "q8_0"},
+            r"--kv-type is not supported: .* has no --cache-type-k",
+        ),
+        (
+            {"build": from_help("--old N    the argument has been removed\n"), "extra": ("--old", "1")},
+            "no longer has --old",
+        ),
+    ],
+)
+def test_setting_that_cannot_work_is_refused(rest: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageInvalid, match=message):
+        planned(**rest)
+
+
 # --- KV cache and flash attention ----------------------------------------------------------------
-
-
-def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
-    made = planned(capabilities(NEW, SMALL_GPU), model(key_length=80, value_length=80))
-    assert made.kv_type == "f16"
-    assert "--cache-type-k" not in made.argv
-    assert "blocks of 32 values" in reason(made, "--cache-type-k")
-    assert value(made, "--flash-attn") == "auto"
-
-
-def test_flash_attention_switched_off_leaves_v_in_f16() -> None:
-    made = planned(capabilities(NEW, SMALL_GPU), flash_attn="off")
-    assert made.kv_type == "q8_0/f16"
-    assert value(made, "--cache-type-k") == "q8_0"
-    assert "--cache-type-v" not in made.argv
-    assert "needs flash attention, which is off" in reason(made, "--cache-type-v")
-
-
-def test_flash_attention_switched_off_in_a_build_with_a_bare_switch_passes_no_switch() -> None:
-    made = planned(MIDDLE, flash_attn="off")
-    assert "--flash-attn" not in made.argv
-    assert "--cache-type-v" not in made.argv
-
-
-@pytest.mark.parametrize("settings", [{"flash_attn": "off"}, {"extra": ("-fa", "0")}])
-def test_users_quantised_cache_without_flash_attention_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageInvalid, match="needs flash attention"):
-        planned(kv_type="q4_0", **settings)
-
-
-def test_a_cache_type_that_does_not_divide_the_heads_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match=r"q8_0 packs blocks of 32 values.*heads of 80"):
-        planned(facts=model(key_length=80, value_length=80), kv_type="q8_0")
 
 
 def test_a_cache_type_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(UsageInvalid, match="'q8'") as refused:
         planned(kv_type="q8")
     assert "q8_0" in refused.value.remedy
-
-
-def test_a_cache_type_after_the_dashes_is_refused_by_the_name_that_it_was_given_with() -> None:
-    for extra, flag in ((("-ctk", "bogus"), "--cache-type-k"), (("-ctv", "bogus"), "--cache-type-v")):
-        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is not a KV cache type"):
-            planned(extra=extra)
 
 
 def test_a_cache_type_that_only_this_build_knows_is_passed_and_counted_as_f16() -> None:
@@ -536,47 +579,19 @@ def test_a_cache_type_that_only_this_build_knows_is_passed_and_counted_as_f16() 
     assert planned(build).kv_type == "f16"  # it has no q8_0
 
 
-def test_a_build_without_flash_attention_keeps_v_in_f16() -> None:
-    build = from_help("--cache-type-k TYPE  k\n--cache-type-v TYPE  v\n")
-    made = planned(replace(build, devices=(SMALL_GPU,)))
-    assert made.kv_type == "q8_0/f16"
-    assert "which this build does not have" in reason(made, "--cache-type-v")
-    with pytest.raises(UsageInvalid, match="this build does not have"):
-        planned(build, kv_type="q8_0")
-    with pytest.raises(UsageInvalid, match="has no --flash-attn"):
-        planned(build, flash_attn="on")
-
-
-def test_a_model_without_a_kv_cache_is_given_no_cache_type_even_if_one_was_asked_for() -> None:
-    made = planned(facts=bert(), kv_type="q8_0")
-    assert "--cache-type-k" not in made.argv
-    assert "has no KV cache" in reason(made, "--cache-type-k")
-    assert "--flash-attn" not in planned(MIDDLE, bert()).argv
-
-
 # --- priority, locked memory, devices ------------------------------------------------------------
 
 
-def test_priority_is_raised_only_where_a_cpu_stays_free_of_compute_threads() -> None:
-    able = machine(may_raise_priority=True)
-    assert value(planned(hardware=able), "--prio") == "2"
-    full = planned(hardware=able, threads=16)
-    assert "--prio" not in full.argv
-    assert "would stop the proxy" in reason(full, "--prio")
-
-
 @pytest.mark.parametrize(
-    ("changes", "because"),
+    ("changes", "why"),
     [
-        ({"may_raise_priority": False}, "CAP_SYS_NICE"),
-        ({"cpu_quota": 4.0}, "CPU quota"),
-        ({"cpus_allowed": 8}, "would stop the proxy"),
+        ({"cpus_allowed": 2, "physical_cores": 1}, "one thread for the only core; "),
+        ({"cpus_allowed": 1, "physical_cores": 1}, "one thread for the only CPU that "),
+        ({"cpu_quota": 1.0}, "a quota of 1 CPU"),
     ],
 )
-def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: str) -> None:
-    made = planned(hardware=machine(**({"may_raise_priority": True} | changes)))
-    assert "--prio" not in made.argv
-    assert because in reason(made, "--prio")
+def test_reason_of_one_thread_is_singular(changes: dict[str, Any], why: str) -> None:
+    assert why in reason(planned(hardware=machine(**changes)), "--threads")
 
 
 @pytest.mark.parametrize(
@@ -595,18 +610,6 @@ def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: 
 def test_threads_follow_cores_affinity_and_quota(changes: dict[str, Any], threads: str) -> None:
     made = planned(hardware=machine(**changes))
     assert value(made, "--threads") == value(made, "--threads-batch") == threads
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"cpus_allowed": 2, "physical_cores": 1}, "one thread for the only core; "),
-        ({"cpus_allowed": 1, "physical_cores": 1}, "one thread for the only CPU that "),
-        ({"cpu_quota": 1.0}, "a quota of 1 CPU"),
-    ],
-)
-def test_reason_of_one_thread_is_singular(changes: dict[str, Any], why: str) -> None:
-    assert why in reason(planned(hardware=machine(**changes)), "--threads")
 
 
 def in_address_space(size_bytes: int, **rest: Any) -> LaunchPlan:
@@ -635,31 +638,6 @@ def test_prompt_cache_counts_in_addition_to_both_copies_of_the_weights() -> None
     made = in_address_space(enough)
     assert made.memory.prompt_cache_bytes > 0
     assert made.memory.host_bytes + 5 * GIB <= made.memory.free.host_bytes
-
-
-@pytest.mark.parametrize(
-    ("extra", "because"),
-    [(("--no-repack",), "only 8 MiB may be locked"), (("-nr", "--repack"), "repacks"), ((), "repacks")],
-)
-def test_weights_may_be_locked_if_the_user_disables_repacking(extra: tuple[str, ...], because: str) -> None:
-    assert because in reason(planned(extra=extra), "--load-mode")
-
-
-@pytest.mark.parametrize(
-    ("changes", "because"),
-    [
-        ({}, "only 8 MiB may be locked, and the weights take 5120 MiB"),
-        (
-            {"memlock_limit_bytes": None, "memory_available_bytes": 8 * GIB},
-            "two thirds of the free memory",
-        ),
-        ({"memlock_limit_bytes": None, "platform": "win32"}, "Windows"),
-    ],
-)
-def test_plan_gives_the_reason_for_not_locking_memory(changes: dict[str, Any], because: str) -> None:
-    made = planned(facts=UNPACKED_WEIGHTS, hardware=machine(**changes))
-    assert "--load-mode" not in made.argv
-    assert because in reason(made, "--load-mode")
 
 
 def test_memory_is_locked_up_to_two_thirds_of_the_free_memory() -> None:
@@ -710,77 +688,12 @@ def test_prompt_cache_uses_host_memory_for_any_free_device_memory() -> None:
     assert value(planned(unified, hardware=mac), "--cache-ram") == "0"
 
 
-def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
-    known = capabilities(NEW, GPU)
-    made = planned(known, hardware=machine(memlock_limit_bytes=None))
-    assert "--gpu-layers" not in made.argv
-    assert "only if no number is passed" in reason(made, "--gpu-layers")
-    assert "the weights are on the device" in reason(made, "--load-mode")
-    assert made.memory.available_bytes == 28 * GIB + GPU.free_bytes
-    assert made.memory.free.devices == 1
-
-
-def test_build_without_fit_gets_a_number_of_layers() -> None:
-    known = capabilities(MIDDLE, GPU)
-    made = planned(known, draft=model(layers=4), draft_model="/d.gguf")
-    assert value(made, "--gpu-layers") == "999"
-    assert value(made, "--gpu-layers-draft") == "999"
-
-
-@pytest.mark.parametrize(
-    ("build", "asked", "passed"),
-    [(NEW, 12, "12"), (NEW, "all", "all"), (NEW, "auto", None), (MIDDLE, "all", "999"), (OLD, 0, None)],
-)
-def test_users_layers_are_passed_in_the_builds_spelling(build: str, asked: Any, passed: str | None) -> None:
-    made = planned(build, gpu_layers=asked)
-    assert value(made, "--gpu-layers") == passed
-
-
 def test_memory_of_a_device_that_is_not_used_does_not_count() -> None:
     known = capabilities(NEW, GPU)
     for without in ({"gpu_layers": 0}, {"extra": ("-ngl", "0")}, {"extra": ("-dev", "none")}):
         assert planned(known, **without).memory.available_bytes == 28 * GIB
     unified = capabilities(NEW, replace(GPU, shares_host_memory=True))
     assert planned(unified).memory.available_bytes == 28 * GIB
-
-
-# --- drafts and projectors -----------------------------------------------------------------------
-
-
-def test_a_build_whose_server_does_not_draft_refuses_a_draft_model() -> None:
-    with pytest.raises(UsageInvalid, match=r"--draft-model is not possible.*0\.2\.90.*does not draft"):
-        planned(OLD, draft=model(layers=4), draft_model="/d.gguf")
-
-
-def test_a_draft_model_has_to_be_a_decoder() -> None:
-    with pytest.raises(UsageInvalid, match=r"d\.gguf is of class encoder"):
-        planned(draft=bert(), draft_model="/d.gguf")
-
-
-def test_a_draft_model_counts_in_memory_and_keeps_its_own_cache_types() -> None:
-    odd = model(layers=4, key_length=80, weights_bytes=GIB)
-    made = planned(draft=odd, draft_model="/d.gguf", kv_type="q8_0")
-    assert "--spec-draft-type-k" not in made.argv
-    assert value(made, "--spec-draft-type-v") == "q8_0"
-    assert made.memory.weights_bytes == 6 * GIB
-
-
-def test_priority_is_not_raised_with_a_draft_model() -> None:
-    made = planned(hardware=machine(may_raise_priority=True), extra=("-md", "/d.gguf"))
-    assert "draft model's threads spin too" in reason(made, "--prio")
-
-
-def test_a_projector_is_passed_and_counted() -> None:
-    projector = model(model_class=ModelClass.PROJECTOR, weights_bytes=GIB)
-    made = planned(mmproj="/models/mmproj.gguf", projector=projector)
-    assert value(made, "--mmproj") == "/models/mmproj.gguf"
-    assert made.memory.weights_bytes == 6 * GIB
-
-
-def test_file_that_is_not_a_projector_is_refused_for_mmproj() -> None:
-    with pytest.raises(UsageInvalid, match=r"m\.gguf is not a projector: chat") as refused:
-        planned(mmproj="/models/m.gguf", projector=model())
-    assert "published with the model" in refused.value.remedy
 
 
 # --- the user's own arguments --------------------------------------------------------------------
@@ -796,6 +709,7 @@ def test_arguments_of_the_user_come_last_and_unchanged_and_replace_ours() -> Non
 
 
 def test_derived_values_follow_the_users_arguments() -> None:
+    assert planned(extra=("-c", "1024", "--ctx-size", "2048", "-np", "1")).ctx_size == 2048
     made = planned(extra=("-c", "12000", "--parallel", "3", "-ctk", "f16", "-ctv", "q4_0", "-ub", "64"))
     assert (made.ctx_size, made.parallel, made.kv_type) == (4000, 3, "f16/q4_0")
     assert "--ctx-size" not in made.argv
@@ -839,11 +753,6 @@ def test_slots_chosen_by_llama_server_share_one_cache() -> None:
     assert (pooled.ctx_size, pooled.parallel) == (4096, 4)
     parted = planned(ctx_size=1024, extra=("-kvu", "-no-kvu"))
     assert (parted.ctx_size, parted.parallel) == (1024, 4)
-
-
-def test_of_repeated_arguments_the_last_counts() -> None:
-    made = planned(extra=("-c", "1024", "--ctx-size", "2048", "-np", "1"))
-    assert made.ctx_size == 2048
 
 
 @pytest.mark.parametrize(
@@ -910,20 +819,6 @@ def test_an_argument_that_cannot_work_is_refused_before_the_start(
     assert remedy in refused.value.remedy
 
 
-def test_a_removed_argument_without_advice_of_its_own_is_refused_like_an_unknown_one() -> None:
-    build = from_help("--old N    the argument has been removed\n--other N  it\n")
-    with pytest.raises(UsageInvalid, match="no longer has --old"):
-        planned(build, extra=("--old", "1"))
-
-
-def test_a_setting_asked_for_and_unknown_to_the_build_names_the_nearest_thing() -> None:
-    with pytest.raises(UsageInvalid) as refused:
-        planned(OLD, gpu_layers=10)
-    assert refused.value.message.startswith("this llama-server (0.2.90) has no --gpu-layers")
-    with pytest.raises(UsageInvalid, match=r"--kv-type is not supported: .* has no --cache-type-k"):
-        planned(from_help("--flash-attn  on\n"), kv_type="q8_0")
-
-
 # --- name, address, key, environment -------------------------------------------------------------
 
 
@@ -939,8 +834,6 @@ def test_the_name_is_the_files_without_folder_and_part_number() -> None:
 def test_a_relative_path_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="must be absolute"):
         planned(model_path="-c")
-    with pytest.raises(ValueError, match="draft_model, which is not set"):
-        planned(draft=model())
 
 
 def test_a_child_listens_on_a_socket_wherever_it_can() -> None:
@@ -959,6 +852,10 @@ def test_the_key_of_a_child_on_loopback_is_in_its_environment_and_never_shown() 
     assert made.env_shown["LLAMA_API_KEY"] == "***"
     assert "sk-child" not in json.dumps(as_json(made))
     assert "--api-key-file" not in made.argv
+    assert planned(OLD, api_key=None).secret_names == frozenset()
+    on_socket = planned(address=UnixAddress("/run/a.sock"), api_key="sk-child")
+    assert on_socket.api_key is None
+    assert "sk-child" not in on_socket.env.values()
 
 
 def test_a_build_that_takes_no_key_from_the_environment_gets_a_file() -> None:
@@ -966,18 +863,6 @@ def test_a_build_that_takes_no_key_from_the_environment_gets_a_file() -> None:
     assert needs_key_file(from_help(""))
     with pytest.raises(ValueError, match="needs_key_file"):
         planned(OLD, api_key_file=None)
-
-
-def test_child_on_loopback_without_a_key_gets_no_key() -> None:
-    made = planned(OLD, api_key=None)
-    assert made.secret_names == frozenset()
-    assert "--api-key-file" not in made.argv
-
-
-def test_a_child_on_a_socket_is_given_no_key() -> None:
-    made = planned(address=UnixAddress("/run/a.sock"), api_key="sk-child")
-    assert made.api_key is None
-    assert "sk-child" not in made.env.values()
 
 
 def test_the_environment_is_an_allowlist() -> None:
@@ -1006,28 +891,6 @@ def test_the_environment_is_an_allowlist() -> None:
     embedded = planned(environ=environ, kind="embedded")
     assert embedded.env["PYTHONPATH"] == "/src"
     assert embedded.env["LD_LIBRARY_PATH"] == "/usr/local/lib"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("ROCM_PATH", "ROCBLAS_TENSILE_LIBPATH", "HIPBLASLT_TENSILE_LIBPATH", "MUSA_VISIBLE_DEVICES"),
-        *("ASCEND_HOME", "MESA_VK_DEVICE_SELECT", "RADV_PERFTEST", "DRI_PRIME", "OPENBLAS_NUM_THREADS"),
-        *("MKL_NUM_THREADS", "XDG_DATA_DIRS", "XDG_DATA_HOME", "DYLD_FALLBACK_LIBRARY_PATH"),
-    ],
-)
-def test_variables_of_drivers_and_libraries_reach_the_child(name: str) -> None:
-    assert planned(environ={name: "/x"}).env[name] == "/x"
-
-
-def test_the_library_path_has_the_name_that_the_system_gives_it() -> None:
-    mac = planned(hardware=machine(platform="darwin"), library_path="/opt/llama")
-    assert mac.env["DYLD_LIBRARY_PATH"] == "/opt/llama"
-    windows = planned(
-        hardware=machine(platform="win32"), environ={"Path": "C:\\bin"}, library_path="C:\\llama"
-    )
-    assert windows.env["PATH"] == "C:\\llama;C:\\bin"
-    assert "Path" not in windows.env
 
 
 # --- as JSON -------------------------------------------------------------------------------------

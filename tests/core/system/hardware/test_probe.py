@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from llamasup.core.system.hardware import probe as effect
-from llamasup.core.system.hardware.facts import read_hardware
+from llamasup.core.system.hardware.facts import CpuUsage, read_hardware
+from llamasup.core.system.hardware.probe import (
+    LoadUsage,
+    cpu_usage,
+    family_bytes,
+    load_usage,
+    oom_kills,
+)
 from llamasup.core.system.native import native
 from tests.kit.paths import FIXTURES
+from tests.kit.patience import PATIENCE_S
 
 MACHINES = FIXTURES / "hardware"
 MIB = 1 << 20
@@ -135,3 +145,199 @@ def test_a_machine_without_proc_is_read_by_psutil(monkeypatch: pytest.MonkeyPatc
     assert not machine.may_raise_priority
     assert machine.swap_total_bytes == psutil.swap_memory().total
     assert machine.open_files_limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# --- what processes use ---------------------------------------------------------------------------
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def of(pid: int) -> CpuUsage:
+    spent = cpu_usage(pid)
+    assert spent is not None
+    return spent
+
+
+@pytest.mark.parametrize("script", ["while :; do :; done", "(while :; do :; done) & wait"])
+def test_cpu_time_includes_descendants(script: str) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True) as child:
+        try:
+            until(lambda: of(child.pid).cpu_s > 0.2)
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_stopped_process_is_detected() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as child:
+        try:
+            assert not of(child.pid).stopped
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: of(child.pid).stopped)
+        finally:
+            child.kill()
+
+
+def test_exited_process_has_no_usage() -> None:
+    with subprocess.Popen(["/bin/true"]) as child:
+        child.wait()
+    assert cpu_usage(child.pid) is None
+    assert load_usage(child.pid) is None
+
+
+READS_A_FILE = """
+import mmap, sys
+file = open(sys.argv[1], "rb")
+sys.stdin.readline()
+file.read({bytes})
+sys.stdin.readline()
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+total = sum(mapped[at] for at in range(0, len(mapped), 4096))
+sys.stdin.readline()
+taken = b"x" * {bytes}
+while True:
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_usage_of_a_load_tells_read_mapped_and_other_memory_apart(tmp_path: Path) -> None:
+    size = 8 << 20
+    (tmp_path / "file").write_bytes(bytes(size))
+    command = [sys.executable, "-c", READS_A_FILE.format(bytes=size), str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+
+        def now() -> LoadUsage:
+            usage = load_usage(child.pid)
+            assert usage is not None
+            return usage
+
+        try:
+            for name in ("read_bytes", "file_bytes", "anonymous_bytes"):
+                before = getattr(now(), name)
+                child.stdin.write(b"\n")
+                child.stdin.flush()
+                # The kernel counts the pages of each CPU apart: a sum may lack some hundred of them.
+                until(lambda before=before, name=name: getattr(now(), name) >= before + size // 2)  # type: ignore[misc]
+            before_s = now().cpu_s
+            until(lambda: now().cpu_s >= before_s + 0.02)
+        finally:
+            child.kill()
+
+
+EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"
+V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+VMSTAT = "nr_free_pages 1\noom_kill 7\nswap_ra 0\n"
+V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+V1_MOUNT = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("more", "kills"),
+    [({}, 3), ({"sys/fs/cgroup/user.slice/app.service/memory.events.local": EVENTS.format(1)}, 1)],
+    ids=["with those below it, before Linux 5.3", "alone"],
+)
+def test_cgroup_v2_counts_our_own_group(more: dict[str, str], kills: int, tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            **more,
+            "proc/self/cgroup": "0::/user.slice/app.service\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/user.slice/app.service/memory.events": EVENTS.format(3),
+            "sys/fs/cgroup/user.slice/memory.events": EVENTS.format(99),
+            "proc/vmstat": VMSTAT,
+        },
+    )
+    assert oom_kills(root) == kills
+
+
+def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user.slice/app.service\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/user.slice/memory.events": EVENTS.format(5),
+        },
+    )
+    assert oom_kills(root) == 5
+
+
+def test_cgroup_v1_counts_the_memory_controllers_group(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/docker/1\n1:name=systemd:/docker/1\n",
+            "proc/self/mountinfo": V1_MOUNT,
+            "sys/fs/cgroup/memory/docker/1/memory.oom_control": V1_CONTROL.format(2),
+        },
+    )
+    assert oom_kills(root) == 2
+
+
+@pytest.mark.parametrize("control", ["oom_kill_disable 0\nunder_oom 0\n", ""])  # before Linux 4.13
+def test_count_of_the_whole_system_is_the_fallback(control: str, tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/a\n",
+            "proc/self/mountinfo": V1_MOUNT,
+            "sys/fs/cgroup/memory/a/memory.oom_control": control,
+            "proc/vmstat": VMSTAT,
+        },
+    )
+    assert oom_kills(root) == 7
+
+
+def test_system_without_counter_counts_zero(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the clock of another process")
+def test_cpu_time_is_that_of_the_clock_of_the_process() -> None:
+    before_s = time.process_time()
+    seen_s = native.cpu_time_s(os.getpid())
+    after_s = time.process_time()
+    assert seen_s is not None
+    assert before_s <= seen_s <= after_s
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as child:
+        pass
+    assert native.cpu_time_s(child.pid) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_count_only_grows_on_this_system() -> None:
+    first = oom_kills()
+    assert 0 <= first <= oom_kills()
+
+
+USES_MEMORY = "import sys; kept = bytearray(40 << 20); print(flush=True); sys.stdin.read()"
+
+
+def test_memory_includes_descendants() -> None:
+    command = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, USES_MEMORY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        own, family = load_usage(child.pid), family_bytes(child.pid)
+        child.stdin.close()
+    assert own is not None
+    assert own.anonymous_bytes < 40 << 20
+    assert family is not None
+    assert family > 40 << 20
+    assert family_bytes(child.pid) is None

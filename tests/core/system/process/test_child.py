@@ -27,7 +27,13 @@ def test_unlisted_variables_and_secrets_are_not_passed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GGML_X"]
+    "name",
+    [
+        *("PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GGML_X"),
+        *("ROCM_PATH", "ROCBLAS_TENSILE_LIBPATH", "HIPBLASLT_TENSILE_LIBPATH", "MUSA_VISIBLE_DEVICES"),
+        *("ASCEND_HOME", "MESA_VK_DEVICE_SELECT", "RADV_PERFTEST", "DRI_PRIME", "OPENBLAS_NUM_THREADS"),
+        *("MKL_NUM_THREADS", "XDG_DATA_DIRS", "XDG_DATA_HOME", "DYLD_FALLBACK_LIBRARY_PATH"),
+    ],
 )
 def test_needed_variables_are_passed(name: str) -> None:
     assert given({name: "x"}) == {**OURS, name: "x"}
@@ -35,7 +41,10 @@ def test_needed_variables_are_passed(name: str) -> None:
 
 def test_a_servers_own_libraries_come_first() -> None:
     assert given({"LD_LIBRARY_PATH": "/u"})["LD_LIBRARY_PATH"] == "/l:/u"
-    assert given({"Path": "C:\\u"}, platform="win32")["PATH"] == "/l;C:\\u"
+    windows = given({"Path": "C:\\u"}, platform="win32")
+    assert windows["PATH"] == "/l;C:\\u"
+    assert "Path" not in windows
+    assert given({}, platform="darwin")["DYLD_LIBRARY_PATH"] == "/l"
 
 
 def test_the_embedded_runtime_finds_its_python() -> None:
