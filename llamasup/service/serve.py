@@ -5,19 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
-
-from llamasup.core.llama_server.argv_builder import ignored_variables
-from llamasup.service.config_source import ConfigSource, serve_options
-from llamasup.service.options import (
-    load_tls,
-)
-from llamasup.service.serve import ServeOptions
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["ConfigSource", "ServeOptions", "ServeService", "serve_options"]
 
 from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.service.config_source import ConfigOptions, ConfigSource

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.planning.facts import prepare
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS
+from llamasup.core.planning.measured.paired import MIN_PAIRS
 from llamasup.core.planning.measured.tuned import Changes
 from llamasup.core.settings.model import Settings
 from llamasup.errors import LlamasupError, TuningFailed

@@ -22,17 +22,21 @@ from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.planning.planner import Planner
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.features.tuning.candidates import Candidate, Purpose
-from llamasup.features.tuning.quality import BOUND, Distribution, Probe, divergence, probes
 from llamasup.features.tuning.search import is_hopeless
 from llamasup.features.tuning.trial import Trial, TrialFailed, TrialTimedOut, spawn_trial
 from llamasup.features.tuning.workload import (
+    BOUND,
     Block,
+    Distribution,
     Lengths,
     Measurement,
+    Probe,
     block_for,
     clients_for,
+    divergence,
     log_ratio,
     middle_of,
+    probes,
 )
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Interval, Verdict, bounds, judge
+from llamasup.core.planning.measured.paired import MIN_PAIRS, Interval, Verdict, bounds, judge
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.features.tuning.candidates import Candidate, contradict
 

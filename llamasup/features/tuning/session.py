@@ -23,7 +23,7 @@ from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.planning.facts import Launch, attachments
 from llamasup.core.planning.measured.load_history import runtime_id
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS
+from llamasup.core.planning.measured.paired import MIN_PAIRS
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.planning.planner import Planner

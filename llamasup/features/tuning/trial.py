@@ -23,20 +23,23 @@ from llamasup.core.llama_server.client import Prober
 from llamasup.core.llama_server.diagnosis import diagnose
 from llamasup.core.llama_server.rpc.in_use import USED
 from llamasup.core.llama_server.warmup import response_problem, warm_up_request
-from llamasup.core.planning.measured.prose import prose
+from llamasup.core.planning.measured.paired import prose
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.system.hardware.probe import load_usage, oom_kills
 from llamasup.core.system.process.output_pump import LogPump
 from llamasup.core.system.process.spawn import Child, spawn
 from llamasup.errors import text_of
-from llamasup.features.tuning.quality import Distribution, Probe, probe_body, read_distributions
 from llamasup.features.tuning.workload import (
     Answered,
     Block,
+    Distribution,
     Lengths,
     Measurement,
+    Probe,
     as_measured,
+    probe_body,
     prompt_tokens,
+    read_distributions,
 )
 
 T = TypeVar("T")

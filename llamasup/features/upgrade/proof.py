@@ -1,27 +1,44 @@
-"""Sends the requests of a proof to the server of a new build and to the running one, and takes the figures.
+"""Compares a new build with the running one: the plans of all models, and the requests of a proof.
 
-It imports asyncio, and reads the clock and the memory of the servers; ``verdict.py`` decides.
+``compare`` reads model files and starts both builds, so it blocks. ``prove`` sends the same requests to a
+server of each build, and takes the figures: it reads the clock and the memory of the servers. ``verdict.py``
+decides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.llama_server.answers import NoAnswer, Text
 from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.llama_server.warmup import WarmUpRequest
-from llamasup.core.planning.measured.prose import prose
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.planning.measured.paired import prose
+from llamasup.core.planning.planner import Planner
+from llamasup.core.pool.estimate import SizedModel, estimate_model, share_of, with_devices
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.hardware.probe import family_bytes
-from llamasup.features.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
+from llamasup.errors import LlamasupError
+from llamasup.features.upgrade.verdict import (
+    PROMPTS,
+    Accepted,
+    Pair,
+    PlanChange,
+    Refused,
+    Trial,
+    flag_changes,
+    next_step,
+)
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
@@ -184,3 +201,43 @@ async def _end_of(new: InstanceRunner, crashes: tuple[tuple[float, int], ...]) -
             return await new.until(lambda instance: instance.crashes[-1:] > crashes[-1:])
     except TimeoutError:
         return None
+
+
+# --- the plans of all models with both builds -----------------------------------------------------
+
+
+_MEASURES = "--verbosity"  # the first start of each build measures its memory
+_NOWHERE = Path("/nonexistent")
+
+
+def compare(
+    specs: Iterable[ModelSpec], budget: Mapping[str, int], environ: Mapping[str, str], old: str, new: str
+) -> tuple[PlanChange, ...]:
+    """Compare the plans of the models that have a file here, and a plan with the old build."""
+    found = []
+    for spec in specs:
+        if not spec.source or spec.is_remote or spec.problem:
+            continue
+        try:
+            before = estimate_model(spec, budget, old, environ)
+        except LlamasupError:
+            continue  # it cannot be loaded now, either
+        generates = before.facts is not None and before.facts.model_class is ModelClass.DECODER
+        try:
+            after = estimate_model(spec, budget, new, environ)
+            flags = flag_changes(_flags(before, budget), _flags(after, budget))
+        except LlamasupError as error:
+            found.append(PlanChange(spec.id, generates, needs_before=before.needs, problem=error))
+        else:
+            found.append(PlanChange(spec.id, generates, flags, before.needs, after.needs))
+    return tuple(found)
+
+
+def _flags(sized: SizedModel, budget: Mapping[str, int]) -> Mapping[str, str]:
+    assert sized.launch is not None  # it is of a file
+    share = share_of(sized.spec, budget, alone=True)
+    planner = Planner(with_devices(sized.launch, sized.spec, 0), _NOWHERE, budget=lambda: share)
+    reasons = planner.admission().plan.reasons
+    return {
+        reason.flag: reason.value or "" for reason in reasons if reason.passed and reason.flag != _MEASURES
+    }

@@ -36,8 +36,7 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
-from llamasup.features.upgrade.compare import compare
-from llamasup.features.upgrade.proof import prove
+from llamasup.features.upgrade.proof import compare, prove
 from llamasup.features.upgrade.verdict import (
     REQUESTS,
     WATCH_S,

@@ -10,7 +10,7 @@ build, and ``choose`` chooses the model for the proof.
   So what counts is the common beginning of the texts, as a share, in the mean of all pairs.
 - **Speed.** Pairs of the same request count if the running server had no other request in that time: a busy
   one would make every build look fast. The bounds of the median ratio are those of
-  ``planning/measured/sequential_test.py``.
+  ``planning/measured/paired.py``.
 - **Memory.** The prompts repeat after the first requests. From then on, a server needs no more memory.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Interval, bounds
+from llamasup.core.planning.measured.paired import MIN_PAIRS, Interval, bounds
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import BuildRefused, BuildUnproven, LlamasupError
 

@@ -24,7 +24,7 @@ from llamasup.cli.output.view import View
 from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.planning.facts import prepare
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Verdict
+from llamasup.core.planning.measured.paired import MIN_PAIRS, Verdict
 from llamasup.core.planning.measured.tuned import NO_CHANGES, Changes
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Settings

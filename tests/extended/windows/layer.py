@@ -100,10 +100,10 @@ def a_file_that_others_have_open_is_not_waited_for_where_a_child_writes() -> Non
     (folder / "log").write_bytes(b"x")
     with (folder / "log").open("rb"):
         began_s = time.monotonic()
-        assert not native.try_replace(folder / "log", folder / "log.1")
-        assert not native.try_remove(folder / "log")
+        assert not native.replace(folder / "log", folder / "log.1", waits=False)
+        assert not native.remove(folder / "log", waits=False)
         assert time.monotonic() - began_s < 1.0
-    assert native.try_replace(folder / "log", folder / "log.1")
+    assert native.replace(folder / "log", folder / "log.1", waits=False)
 
 
 def a_file_that_others_keep_open_is_named() -> None:

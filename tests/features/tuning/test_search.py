@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from llamasup.core.planning.measured.sequential_test import MIN_PAIRS, Verdict
+from llamasup.core.planning.measured.paired import MIN_PAIRS, Verdict
 from llamasup.core.planning.measured.tuned import Changes
 from llamasup.features.tuning.candidates import Candidate
 from llamasup.features.tuning.search import (

@@ -74,23 +74,21 @@ class Native(ABC):
         Others may rename and remove the file while it is open.
         """
 
-    def try_replace(self, source: Path, target: Path) -> bool:
-        """Rename ``source`` to ``target``. False if another process has one of them open."""
+    def replace(self, source: Path, target: Path, *, waits: bool = True) -> bool:
+        """Rename ``source`` to ``target``.
+
+        If another process has one of them open: wait 2 s at most, or return False at once if not ``waits``.
+        """
         source.replace(target)
         return True
 
-    def replace(self, source: Path, target: Path) -> None:
-        """Rename ``source`` to ``target``. If another process has one of them open, wait 2 s at most."""
-        source.replace(target)
+    def remove(self, path: Path, *, waits: bool = True) -> bool:
+        """Remove a file.
 
-    def try_remove(self, path: Path) -> bool:
-        """Remove a file. False if another process has it open."""
+        If another process has it open: wait 2 s at most, or return False at once if not ``waits``.
+        """
         path.unlink()
         return True
-
-    def remove(self, path: Path) -> None:
-        """Remove a file. If another process has it open, wait 2 s at most."""
-        path.unlink()
 
     def sync_folder(self, path: Path) -> None:
         """Write the names of the folder's files to the disk."""

@@ -152,17 +152,11 @@ class Windows(Native):
             _kernel32.CloseHandle(handle)
             raise
 
-    def try_replace(self, source: Path, target: Path) -> bool:
-        return _is_done(lambda: source.replace(target), source, target)
+    def replace(self, source: Path, target: Path, *, waits: bool = True) -> bool:
+        return _done(lambda: source.replace(target), source, target, waits=waits)
 
-    def try_remove(self, path: Path) -> bool:
-        return _is_done(path.unlink, path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        _patiently(lambda: source.replace(target), source, target)
-
-    def remove(self, path: Path) -> None:
-        _patiently(path.unlink, path)
+    def remove(self, path: Path, *, waits: bool = True) -> bool:
+        return _done(path.unlink, path, waits=waits)
 
     def lock(self, fd: int) -> bool:
         place = _Overlapped(Offset=_LOCKED_BYTE & 0xFFFFFFFF, OffsetHigh=_LOCKED_BYTE >> 32)
@@ -342,18 +336,8 @@ def _windows_error(path: Path) -> OSError:
     return error
 
 
-def _is_done(act: Callable[[], object], *paths: Path) -> bool:
-    """False if another process has one of the files open."""
-    try:
-        act()
-    except OSError as error:
-        if _in_use(error, paths) is None:
-            raise
-        return False
-    return True
-
-
-def _patiently(act: Callable[[], object], *paths: Path) -> None:
+def _done(act: Callable[[], object], *paths: Path, waits: bool) -> bool:
+    """False if another process has one of the files open and ``waits`` is false."""
     until = time.monotonic() + _IN_USE_WAIT_S
     while True:
         try:
@@ -362,6 +346,8 @@ def _patiently(act: Callable[[], object], *paths: Path) -> None:
             path = _in_use(error, paths)
             if path is None:
                 raise
+            if not waits:
+                return False
             if time.monotonic() > until:
                 raise PermissionError(
                     errno.EACCES,
@@ -370,7 +356,7 @@ def _patiently(act: Callable[[], object], *paths: Path) -> None:
                 ) from error
             time.sleep(_IN_USE_POLL_S)
         else:
-            return
+            return True
 
 
 def _in_use(error: OSError, paths: Sequence[Path]) -> Path | None:

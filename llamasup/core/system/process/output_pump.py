@@ -305,11 +305,11 @@ class RotatedFile:
         """Give the files their next names. False if a program has one of them open."""
         if self._files == 1:
             with contextlib.suppress(FileNotFoundError):
-                return native.try_remove(self._path)
+                return native.remove(self._path, waits=False)
         for number in range(self._files - 1, 0, -1):
             newer = self._path if number == 1 else self._numbered(number - 1)
             with contextlib.suppress(FileNotFoundError):
-                if not native.try_replace(newer, self._numbered(number)):
+                if not native.replace(newer, self._numbered(number), waits=False):
                     return False
         return True
 

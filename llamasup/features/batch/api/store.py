@@ -175,7 +175,7 @@ class Store(Database):
             self._db.execute("DELETE FROM files WHERE id = ?", (file_id,))
         with suppress(FileNotFoundError):
             # On Windows, it stays until the next start while a client downloads it.
-            native.try_remove(self.path_of(file_id))
+            native.remove(self.path_of(file_id), waits=False)
 
     # --- batches
 
@@ -300,7 +300,7 @@ class Store(Database):
             for path in self._contents.iterdir():
                 if _IS_CONTENT(path.name) and path.name not in known:
                     with suppress(OSError):  # the next look removes it
-                        native.try_remove(path)
+                        native.remove(path, waits=False)
             for path in self._runs.iterdir():
                 if _IS_RUN(path.name) and path.name not in unfinished:
                     self.remove_run(path.name)

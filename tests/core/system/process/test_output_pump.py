@@ -155,8 +155,8 @@ def test_log_that_another_program_has_open_goes_on_and_is_rotated_later(
 ) -> None:
     """On Windows such a file cannot be renamed. The pump must not wait."""
     in_use = True
-    replace = native.try_replace
-    monkeypatch.setattr(native, "try_replace", lambda *paths: not in_use and replace(*paths))
+    replace = native.replace
+    monkeypatch.setattr(native, "replace", lambda *paths, waits: not in_use and replace(*paths, waits=waits))
     monkeypatch.setattr(output_pump, "_ROTATE_RETRY_S", 0.0)
     log = RotatedFile(tmp_path / "child.log", max_bytes=100, files=3)
     for number in range(15):

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import pytest
 
-from llamasup.core.planning.measured.sequential_test import (
+from llamasup.core.planning.measured.paired import (
     ALPHA,
     MIN_PAIRS,
     Verdict,
