@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, Final
 
 from llamasup.core.observability.counters import Metrics
-from llamasup.core.proxy.interfaces import AnswerStages, ClientConnection
+from llamasup.core.proxy.interfaces import AnswerStages
 from llamasup.core.proxy.request import Request
-from llamasup.core.proxy.stages import KeptStream
+from llamasup.core.proxy.stages import Stage
 from llamasup.core.settings.repairs import Repairs
 from llamasup.features import only_attached
 
@@ -24,11 +24,9 @@ def _repair(request: Request, repairs: Repairs, metrics: Metrics) -> None:
         repair(request, repairs, metrics)
 
 
-def _keep(
-    downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
-) -> KeptStream | None:
+def _keep(request: Request, behind: Stage) -> Stage:
     keep = _stage("keep")
-    kept: KeptStream | None = None if keep is None else keep(downstream, request, sent_at, first_byte_at)
+    kept: Stage = behind if keep is None else keep(request, behind)
     return kept
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from llamasup import errors
 from llamasup.core.llama_server import diagnosis
 from llamasup.core.observability.prometheus import own_families
-from llamasup.core.proxy.phases import PHASES, longest_s
+from llamasup.core.proxy.client_transport import PHASES, longest_s
 from llamasup.core.proxy.settings import Limits
 from scripts.pages import ROOT
 

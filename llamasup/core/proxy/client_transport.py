@@ -1,6 +1,7 @@
 """The transport of one client: its phase and deadlines, what is paused, and its end.
 
-It knows no request. ``Downstream`` serves the requests that arrive on it.
+It knows no request. ``Downstream`` serves the requests that arrive on it. The sweep of the proxy checks the
+times of the phases, so no phase has a timer of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +10,72 @@ import asyncio
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from msgspec import Struct
 
 from llamasup.core.proxy.interfaces import ProxyContext
-from llamasup.core.proxy.phases import BODY, CLOSING, IDLE, NEW, PAUSED, PHASES, longest_s
 from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.settings import Limits
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with timeout 0: close() drops unsent bytes and sends a reset
+
+
+class Phase(Enum):
+    NEW = "new"
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    PAUSED = "paused"
+    BUSY = "busy"
+    CLOSING = "closing"
+
+
+# Looking up a member of an Enum is a call of a Python function in Python 3.11.
+NEW: Final = Phase.NEW
+IDLE: Final = Phase.IDLE
+HEAD: Final = Phase.HEAD
+BODY: Final = Phase.BODY
+PAUSED: Final = Phase.PAUSED
+BUSY: Final = Phase.BUSY
+CLOSING: Final = Phase.CLOSING
+
+
+class PhaseRule(Struct, frozen=True):
+    """``limit``: the field of ``Limits`` with the longest time in seconds; empty: it may last for ever.
+
+    ``part``: the part of the request that was too slow, for the 408; empty: the connection is closed.
+    """
+
+    meaning: str
+    limit: str = ""
+    part: str = ""
+
+
+PHASES: Final[Mapping[Phase, PhaseRule]] = MappingProxyType(
+    {
+        NEW: PhaseRule("accepted, and no byte has arrived", "head_s"),
+        IDLE: PhaseRule("between two requests", "keepalive_s"),
+        HEAD: PhaseRule("from the first byte of a head to its last", "head_s", part="head"),
+        BODY: PhaseRule(
+            "waiting for the next piece of a body; a slow body gets less time", "body_idle_s", part="body"
+        ),
+        PAUSED: PhaseRule("the client is not read, because llama-server does not take the body"),
+        BUSY: PhaseRule("a request waits, or is served; it has limits of its own"),
+        CLOSING: PhaseRule("the last response is written, and the client reads it", "linger_s"),
+    }
+)
+
+
+def longest_s(phase: Phase, limits: Limits) -> float:
+    """Returns how long a connection may stay in this phase, in seconds."""
+    limit = PHASES[phase].limit
+    return float(getattr(limits, limit)) if limit else float("inf")
 
 
 class ClientTransport(asyncio.Protocol):

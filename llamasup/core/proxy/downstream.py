@@ -13,13 +13,11 @@ from llamasup.core.http.heads import HttpError, Priority, error_body, error_resp
 from llamasup.core.observability.counters import GAVE_WAY, HeldSlots
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.body_rules import judge_body
-from llamasup.core.proxy.client_transport import ClientTransport
+from llamasup.core.proxy.client_transport import BUSY, HEAD, IDLE, NEW, ClientTransport
 from llamasup.core.proxy.connections import host_of
-from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.exchange import Exchange
-from llamasup.core.proxy.interfaces import ProxyContext
+from llamasup.core.proxy.interfaces import Dialect, ProxyContext
 from llamasup.core.proxy.live.state import InFlight, LivePhase, described
-from llamasup.core.proxy.phases import BUSY, HEAD, IDLE, NEW
 from llamasup.core.proxy.reader import RequestReader
 from llamasup.core.proxy.request import Request, record_of
 from llamasup.core.proxy.routing import (
@@ -31,7 +29,7 @@ from llamasup.core.proxy.routing import (
     lease_for,
     unknown_path,
 )
-from llamasup.core.proxy.stages import Translation
+from llamasup.core.proxy.stages import Stage
 from llamasup.core.proxy.upload import Upload, may_upload, refused_file
 from llamasup.core.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.core.queueing.endpoint import Lease
@@ -385,8 +383,8 @@ class Downstream(ClientTransport):
             request.keep_alive = False
         close, method = not self.keeps_alive(request), request.head.method
         lines, dialect = request.response_lines, self._access.dialect
-        if request.keepalive_stream is not None:
-            request.keepalive_stream.fail(error_body(error))
+        if request.has_head and request.stages is not None:
+            request.stages.fail(error_body(error))
         elif dialect is not None and self._speaks_dialect(request):
             self.send(dialect.error_response(error, lines, method=method, close=close or error.close))
         else:
@@ -490,7 +488,7 @@ class Downstream(ClientTransport):
         self._unparsed.clear()
 
 
-def _not_admitted(translation: Translation, lease: Lease) -> HttpError | None:
+def _not_admitted(translation: Stage, lease: Lease) -> HttpError | None:
     """Why this server cannot serve the request; the lease has then ended. None: it can."""
     refusal = translation.admit(lease.endpoint)
     if refusal is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from llamasup.core.auth.keys import Keys
-from llamasup.core.http.heads import HttpError
+from llamasup.core.http.heads import Head, HttpError
 from llamasup.core.observability.counters import Metrics, RequestRecord
 from llamasup.core.proxy.backend import Backend
 from llamasup.core.proxy.batch_gate import BatchGate
@@ -23,7 +23,7 @@ from llamasup.core.proxy.connections import Connection, Connections
 from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits, ProxyConfig
-from llamasup.core.proxy.stages import KeptStream
+from llamasup.core.proxy.stages import Stage
 from llamasup.core.proxy.upstream.pool import UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.settings.repairs import Repairs
@@ -33,12 +33,12 @@ class AnswerStages(Struct, frozen=True):
     """Makes the stages that features add to some requests. None: there is no such feature.
 
     ``repair`` is called for a request to a model that repairs something, before its lease. It may change the
-    body, and set the ``second_try`` of the request. ``keep`` is called when a stream begins whose model
-    continues streams, with the times of ``KeptStream``. It returns None if the stream cannot be kept.
+    body, and set the ``holder`` of the request. ``keep`` is called for a request to a model that continues
+    streams. It returns a stage with the given one behind it, or the given one.
     """
 
     repair: Callable[[Request, Repairs, Metrics], None] | None = None
-    keep: Callable[[ClientConnection, Request, float, float], KeptStream | None] | None = None
+    keep: Callable[[Request, Stage], Stage] | None = None
 
 
 class ProxyContext(Protocol):
@@ -146,6 +146,37 @@ class ClientConnection(Protocol):
 
     def upload_over(self) -> None:
         """The upload has ended, with or without the whole body."""
+        ...
+
+
+# --- another API
+
+
+class LocalAnswer(Struct, frozen=True):
+    """A complete answer of llamasup itself. ``lines``: header lines, such as that of its type."""
+
+    body: bytes
+    status: int = 200
+    lines: bytes = b"Content-Type: application/json; charset=utf-8\r\n"
+
+
+class Dialect(Protocol):
+    """Another API that a listener speaks, which llamasup translates to and from llama-server's.
+
+    A request in such an API is served by the same parts as every other: its head, key, limits and body are
+    judged before, and then it waits, is sent again, is counted and ends as a request in llama-server's API.
+    """
+
+    def speaks(self, head: Head) -> bool:
+        """Whether a request with this head is in this API. Others are in llama-server's."""
+        ...
+
+    def translate(self, request: Request, backend: Backend) -> HttpError | LocalAnswer | None:
+        """Put a complete request into llama-server's API, with its ``translation``; or the answer to it."""
+        ...
+
+    def error_response(self, error: HttpError, lines: bytes, *, method: bytes, close: bool) -> bytes:
+        """The complete response for an error."""
         ...
 
 

@@ -24,9 +24,8 @@ from llamasup.core.proxy.batch_gate import BatchGate
 from llamasup.core.proxy.bodies import Bodies
 from llamasup.core.proxy.connections import Connection, Connections
 from llamasup.core.proxy.console_access import ConsoleAccess
-from llamasup.core.proxy.dialect import Dialect
 from llamasup.core.proxy.downstream import Downstream
-from llamasup.core.proxy.interfaces import NO_STAGES, AnswerStages
+from llamasup.core.proxy.interfaces import NO_STAGES, AnswerStages, Dialect
 from llamasup.core.proxy.listeners.bind import BACKLOG
 from llamasup.core.proxy.listeners.tls import SecureListener, TlsContext
 from llamasup.core.proxy.outbox import Outbox

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -12,14 +13,16 @@ from llamasup.core.auth.quota import Quota
 from llamasup.core.http.heads import Head, HttpError, Priority
 from llamasup.core.http.routes import CONTROL, FILES, Route
 from llamasup.core.llama_server.token_counts import ContextEnd, TokenCounts
+from llamasup.core.models.redaction import whole_and_plain
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.proxy.backend import ModelRoute
 from llamasup.core.proxy.settings import ProxyConfig
+from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.queueing.queue_order import granted
 from llamasup.core.queueing.suspects import Suspicion
 
 if TYPE_CHECKING:
-    from llamasup.core.proxy.stages import BegunStream, KeptStream, SecondTry, Translation
+    from llamasup.core.proxy.stages import Begun, Between, Stage
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
@@ -50,7 +53,6 @@ class Request(msgspec.Struct, eq=False):
     repaired: bytes = b""  # the header line that says what llamasup repaired
     cause: str = ""  # why it is refused or ended, for logs
     repairs: str = ""  # the same for logs, with what could not be repaired
-    second_try: SecondTry | None = None  # of a request whose answer is checked
     refusal: HttpError | None = None
     expects_continue: bool = False
     requested_model: str | None = None  # as the client wrote it
@@ -61,13 +63,15 @@ class Request(msgspec.Struct, eq=False):
     unreported_tokens: int = 0  # estimated tokens that the answer did not report
     slot_s: float = 0.0  # how long it held permits until now, times their number
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
-    keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
-    kept_stream: KeptStream | None = None  # keeps its stream, so that it can be continued
+    stages: Stage | None = None  # the first stage of its answer; None: it passes as it is
+    holder: Between | None = None  # the stage that may hold its answer
+    has_head: bool = False  # the client has the head of a stream, and the next answer continues it
+    begun: Begun | None = None  # the first part of its answer, once its rest was requested
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
     buffered: bool = False  # the body is buffered, whatever its size
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
     body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
-    translation: Translation | None = None  # of a request in another API
+    translation: Stage | None = None  # writes the answer to a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
     in_lane: bool = False  # ``BatchGate`` counts it
     suspicion: Suspicion | None = None  # its body was in flight when a server ended
@@ -166,6 +170,36 @@ class Request(msgspec.Struct, eq=False):
         allows_high = self.key is not None and self.key.priority == "high"
         return granted(self.head.priority, Priority.HIGH if allows_high else Priority.NORMAL)
 
+    def needs_stages(self, *, streams_events: bool) -> bool:
+        """Whether its answer does not pass as it is. ``streams_events``: the answer is a stream."""
+        return (
+            self.translation is not None
+            or self.holder is not None
+            or self.http_1_0
+            or (self.head.route.has_paths and self.hides_paths)
+            or (
+                (streams_events and self.model_route is not None)
+                and self.model_route.served.queue.continues_streams
+            )
+        )
+
+    def opening_for(self, endpoint: Endpoint) -> bytes:
+        """The head for ``endpoint``, without the lines about the body: with the child's own key (X5, X9)."""
+        head, api_key = self.head, endpoint.api_key
+        opening = head.opening
+        if head.route.has_paths and self.hides_paths:
+            opening = whole_and_plain(opening)
+        if api_key is not None:
+            if endpoint.node is not None:
+                opening = endpoint.node.opening(opening, self.id, self.priority)
+            if api_key:
+                opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if mark := endpoint.mark:
+            opening += mark
+        if self.key is not None and (head.route is CONTROL or head.route.of_batches):
+            opening += b"X-Llamasup-Client: " + quote(self.key.client).encode("ascii") + b"\r\n"
+        return opening
+
     def wants_events(self) -> bool:
         """Whether its body asks for a stream, and its route supports streams."""
         if not (self.head.route.streams and self.head.needs_permit and self.body):
@@ -212,7 +246,7 @@ def record_of(
     """The record of a request that ends now."""
     head, key = request.head, request.key
     parent = head.trace_parent
-    if request.keepalive_stream is not None:
+    if request.has_head:
         status = 200  # the client has received this status; ``outcome`` shows the failure
     if counts is None:
         counts = _NO_COUNTS

@@ -1,238 +1,179 @@
-"""The response to one client, where it is more than llama-server's head and body: composes its stages.
-
-A plain response has none of them, and the exchange relays it without this module. Also ends a response that
-fails, in the way that its client can notice.
-"""
+"""The stages of an answer that does not pass as it is: which a request needs, and those of the core."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from enum import Enum
 from typing import Final
 
-from msgspec import Struct
-
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
-from llamasup.core.http.heads import HttpError, error_body
+from llamasup.core.http.heads import status_line
 from llamasup.core.http.sse import error_event
+from llamasup.core.llama_server.answers import error_of
 from llamasup.core.models.redaction import without_folders
 from llamasup.core.proxy.interfaces import ClientConnection
-from llamasup.core.proxy.own_heads import response_head
 from llamasup.core.proxy.request import Request
-from llamasup.core.proxy.stages import AnswerHead, KeptStream, ResponseForm, Translation
-from llamasup.core.proxy.waiting import Waiting
-from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.proxy.stages import AnswerHead, Attempt, Between, Ended, Position, Stage
+
+NEVER: Final = float("inf")
+MAX_HELD: Final = 64 * 1024  # of an answer that is not a stream; llama-server's errors have less than 1 KiB
+_STREAM_HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
-class Position(Enum):
-    """The part of the response that the client has."""
-
-    NOTHING = "an error can be the response"
-    BETWEEN = "an error event can follow the last event"
-    INSIDE = "only a reset shows that the response is incomplete"
+# --- the stages of a request
 
 
-class Ended(Struct, frozen=True):
-    """The end of a response. ``outcome`` and ``status``: for the record; empty and 0: those of llama-server's
-    answer. ``error``: the error body that the client must still get.
+def compose(client: ClientConnection, request: Request) -> Stage:
+    """From the client to llama-server: write or translate, redact, keep for another server, hold."""
+    stage: Stage = Response(client, request) if request.translation is None else request.translation
+    if request.head.route.has_paths and request.hides_paths:
+        stage = Redacted(stage)
+    route, keep = request.model_route, client.proxy.stages.keep
+    if keep is not None and route is not None and route.served.queue.continues_streams:
+        stage = keep(request, stage)
+    if request.holder is not None:
+        request.holder.next = stage
+        stage = request.holder
+    request.stages = stage
+    return stage
+
+
+class Response(Stage):
+    """The last stage of an answer in llama-server's own API.
+
+    Its head is that of the answer. Where the client already has the head of a stream, because comments came
+    before the answer, llama-server's stream follows them. If the answer is then not a stream, the client gets
+    an error event of its API, and the connection is closed without a last chunk, so that no failed stream
+    looks complete (S12).
     """
 
-    outcome: str = ""
-    status: int = 0
-    error: bytes | None = None
+    __slots__ = ("_client", "_rechunks", "_request", "_unstreamed")
 
-
-PLAIN: Final = Ended()
-
-
-class Response:
-    """``on_error`` is called, in a later round of the loop, once a translation has ended the response with an
-    error. ``waiting``: the wait of the request, if any.
-    """
-
-    __slots__ = ("_downstream", "_on_error", "_redacted", "_request", "_waiting")
-
-    def __init__(
-        self,
-        downstream: ClientConnection,
-        request: Request,
-        waiting: Waiting | None,
-        on_error: Callable[[], None],
-    ) -> None:
-        self._downstream = downstream
+    def __init__(self, client: ClientConnection, request: Request) -> None:
+        self._client = client
         self._request = request
-        self._waiting = waiting
-        self._on_error = on_error
-        self._redacted: _RedactedBody | None = None
+        self._rechunks = False
+        self._unstreamed: Unstreamed | None = None
 
-    def begin(
-        self, head: AnswerHead, framing: bytes | None, kept: KeptStream | None, sent_at: float
-    ) -> Callable[[bytes], None]:
-        """Begin the response. Returns the function that takes the body, as framed by llama-server.
+    def comment(self, text: str) -> None:
+        request, client = self._request, self._client
+        if not request.has_head:
+            request.has_head = True
+            framing = b"" if request.http_1_0 else b"Transfer-Encoding: chunked\r\n"
+            close = b"" if client.keeps_alive(request) else b"Connection: close\r\n"
+            client.send(b"".join((_STREAM_HEAD, framing, request.response_lines, close, b"\r\n")))
+        self._send(f": {text}\n\n".encode())
 
-        ``kept``: keeps this stream, if any. ``sent_at``: when the request was sent.
-        """
-        request = self._request
-        early = request.keepalive_stream
-        if early is not None:
-            is_stream = head.status == 200 and head.streams_events
-            write = early.join(is_stream=is_stream, framing=framing)
-        elif request.translation is not None:
-            write = self._translated(request.translation, head, framing)
-        else:
-            write = self._with_head(head, framing, sent_at)
-        return write if kept is None or kept is early else kept.first(write)
-
-    def _with_head(
-        self, answer: AnswerHead, framing: bytes | None, sent_at: float
-    ) -> Callable[[bytes], None]:
-        """Send a head. The returned function removes paths and chunks that the client must not get."""
-        request, downstream = self._request, self._downstream
-        write: Callable[[bytes], None] = downstream.send
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        request, client = self._request, self._client
+        self.write = client.send
         chunked = is_chunked(framing)
-        if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
-            request.keep_alive = False
+        if request.has_head and not (head.status == 200 and head.streams_events):
+            self._unstreamed = Unstreamed(framing)
+            self.write = self._unstreamed.write
         elif request.http_1_0 and chunked:
-            framing, write = None, Dechunker(write).write
-        if request.head.route.has_paths and request.hides_paths:
-            rechunk = chunked and not request.http_1_0
-            self._redacted = _RedactedBody(downstream.send, is_chunked=chunked, rechunk=rechunk)
-            write = self._redacted.add
-        downstream.send(
-            response_head(
-                request,
-                answer.status,
-                answer.lines,
-                framing or b"",
-                self._waiting,
-                sent_at,
-                draining=downstream.proxy.draining,
-            )
-        )
-        return write
-
-    def _translated(
-        self, translation: Translation, head: AnswerHead, framing: bytes | None
-    ) -> Callable[[bytes], None]:
-        request, downstream, waiting = self._request, self._downstream, self._waiting
-        form = ResponseForm(
-            request.response_lines,
-            http_1_0=request.http_1_0,
-            close=not downstream.keeps_alive(request),
-            load_s=0.0 if waiting is None else waiting.entry.waited_s,
-        )
-        return translation.begin(
-            downstream.send,
-            head.status,
-            form,
-            is_chunked=is_chunked(framing),
-            streams_events=head.streams_events,
-            end=self._end_soon,
-        )
-
-    def _end_soon(self) -> None:
-        """The response has ended with an error. Called while bytes of the answer are relayed."""
-        asyncio.get_running_loop().call_soon(self._on_error)
+            framing, self.write = b"", Dechunker(client.send).write
+        elif request.has_head and not chunked:
+            self._rechunks = not request.http_1_0
+            self.write = self._send
+        if not request.has_head:
+            if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
+                request.keep_alive = False
+            client.send(attempt.response_head(head, framing or b""))
 
     def end(self, status: int) -> Ended:
-        """The answer with this status is complete: send what is left."""
-        early, translation = self._request.keepalive_stream, self._request.translation
-        if self._redacted is not None:
-            self._redacted.send()
-        error = None if early is None else early.finish(status)
-        if error is not None:
-            return Ended("error_event", error=error)
-        if translation is None:
-            return PLAIN
-        answered = translation.finish()
-        if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
-            self._request.keep_alive = False
-        return Ended("ok" if answered.complete else "translation_failed", answered.status)
+        if self._unstreamed is not None:
+            self.fail(self._unstreamed.error(status))
+            return Ended("error_event")
+        if self._rechunks:
+            self._client.send(LAST_CHUNK)
+        return super().end(status)
 
-    def send_error(self, error: bytes) -> None:
-        """End an early stream with the error that ``end`` has found."""
-        early = self._request.keepalive_stream
-        assert early is not None
-        early.fail(error)
+    def fail(self, error: bytes) -> None:
+        self._request.keep_alive = False
+        self._send(error_event(self._request.head.path, error))
 
-    # --- a response that fails
+    def position(self, plain: Position) -> Position:
+        return plain if self._unstreamed is None else Position.NOTHING
 
-    def position(self, status: int, is_between_events: Callable[[], bool]) -> Position:
-        """``status``: of the answer that has begun, or 0."""
-        request = self._request
-        early, translation = request.keepalive_stream, request.translation
-        if translation is not None:
-            return Position.BETWEEN if translation.has_begun else Position.NOTHING
-        if not status or (early is not None and not early.is_relayed):
-            return Position.NOTHING
-        # The client of a kept stream gets only whole events.
-        is_between = request.kept_stream is not None or is_between_events()
-        return Position.BETWEEN if is_between else Position.INSIDE
-
-    def fail(self, error: HttpError, position: Position) -> None:
-        """End a response that has begun."""
-        request, downstream = self._request, self._downstream
-        if position is Position.INSIDE:
-            downstream.abort()
-            return
-        if request.translation is not None:
-            request.translation.fail(error_body(error))
-        else:
-            # An error event, and a close without a last chunk: to a client that reads events, and to one that
-            # reads HTTP, the stream is incomplete (S12).
-            event = error_event(request.head.path, error_body(error))
-            downstream.send(event if request.http_1_0 else chunk(event))
-        downstream.close()
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._client.send(data if self._request.http_1_0 else chunk(data))
 
 
-def kept_stream(
-    downstream: ClientConnection,
-    request: Request,
-    endpoint: Endpoint,
-    head: AnswerHead,
-    framing: bytes | None,
-    times: tuple[float, float],
-    fail: Callable[[HttpError], None],
-) -> KeptStream | None:
-    """Returns what keeps the stream that begins, so that it can be continued; None: it is not kept.
+class Unstreamed:
+    """The body of an answer that is not a stream, while the client waits for one."""
 
-    ``times``: when the request was sent, and when this answer began. ``fail`` is called, while bytes are
-    relayed, if the stream does not continue the one that was kept.
-    """
-    stream, route = request.kept_stream, request.model_route
-    if stream is not None:
-        stream.expect(repeats=endpoint.repeats_begun_message, fail=fail)
-        return stream
-    if route is None or not route.served.queue.continues_streams:
-        return None
-    may_keep = head.status == 200 and is_chunked(framing) and request.replayable
-    if may_keep and downstream.proxy.stages.keep is not None:
-        request.kept_stream = downstream.proxy.stages.keep(downstream, request, *times)
-    return request.kept_stream
+    __slots__ = ("_bytes", "_pieces", "write")
+
+    def __init__(self, framing: bytes | None) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        self.write: Callable[[bytes], None] = self._hold
+        if is_chunked(framing):
+            self.write = Dechunker(self._hold).write
+
+    def error(self, status: int) -> bytes:
+        """The error body that the client gets in place of this answer."""
+        return error_of(status, b"".join(self._pieces))
+
+    def _hold(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= MAX_HELD:
+            self._pieces.append(data)
 
 
-class _RedactedBody:
+class Redacted(Between):
     """Buffers a complete answer, and forwards it without the folders of this machine.
 
     Its size depends on the chat template of the model; clients cannot choose it.
     """
 
-    __slots__ = ("_add", "_pieces", "_rechunk", "_write")
+    __slots__ = ("_is_chunked", "_pieces")
 
-    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, rechunk: bool) -> None:
-        self._write = write
-        self._rechunk = rechunk
+    def __init__(self, behind: Stage) -> None:
+        self.next = behind
         self._pieces: list[bytes] = []
-        self._add = Dechunker(self._pieces.append).write if is_chunked else self._pieces.append
 
-    def add(self, data: bytes) -> None:
-        if data:
-            self._add(data)
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        self.next.begin(attempt, head, framing)
+        self._is_chunked = is_chunked(framing)
+        self.write = self._pieces.append
+        if self._is_chunked:
+            self.write = Dechunker(self._pieces.append).write
 
-    def send(self) -> None:
+    def end(self, status: int) -> Ended:
         body = without_folders(b"".join(self._pieces))
-        if self._rechunk:
+        if self._is_chunked:
             body = (chunk(body) if body else b"") + LAST_CHUNK
         if body:
-            self._write(body)
+            self.next.write(body)
+        return super().end(status)
+
+
+# --- comments
+
+
+def send_comment_if_due(
+    client: ClientConnection, request: Request, now: float, text: Callable[[], str] = lambda: "waiting"
+) -> None:
+    """Send an SSE comment to a stream whose request waits for long (``stream_keepalive_s``), so that no proxy
+    closes it. Called every ``Limits.sweep_s`` before the response begins.
+
+    Clients skip comments, so the request can still be sent again (S10). ``text``: what the comment says about
+    the wait. No key, path or name of a file: its client reads it.
+    """
+    interval_s = client.proxy.config.stream_keepalive_s
+    if interval_s is None or request.body_sink is not None or client.paused:
+        return
+    if request.translation is not None:  # another API has no comments
+        return
+    if now < (request.next_comment_at or request.received_at + interval_s):
+        return
+    if not request.has_head:
+        # If llama-server checks the Origin, only its own head shows whether the page may read the answer.
+        hides = request.head.origin is not None and client.proxy.config.rules.transparent
+        if hides or not request.wants_events():
+            request.next_comment_at = NEVER
+            return
+    (request.stages or compose(client, request)).comment(text())
+    request.next_comment_at = now + interval_s

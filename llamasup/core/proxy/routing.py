@@ -116,7 +116,7 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         if control is None or control.closed:
             return HttpError(404, "this server has no control API", type="not_found_error")
         return control.lease()
-    key, infers = request.key, request.needs_permit
+    key, infers = request.key, request.head.needs_permit
     limited = key is not None and bool(key.models)
     # Only work for a model downloads it, and only for a key that may use all models.
     route = proxy.backend.resolve(

@@ -1,14 +1,14 @@
-"""Protocols: what receives an answer, the stages through which some pass, and what they see of an exchange.
+"""The stages of an answer: what stands between llama-server and the client where bytes do not just pass.
 
-A request that needs no stage has none of these objects. ``AnswerStages`` (``interfaces.py``) makes the stages
-of features, which the core does not know.
+``response.py`` composes the stages of a request once. A plain request has none. Features add stages
+(``AnswerStages`` in ``interfaces.py``), and the exchange knows only ``Stage``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from enum import Enum
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -48,11 +48,6 @@ class ResponseReceiver(Protocol):
     """Whether a byte of the response has come; set by the connection."""
 
     @property
-    def is_head(self) -> bool:
-        """Whether the request is a HEAD request, so that its response has no body."""
-        ...
-
-    @property
     def is_replayable(self) -> bool:
         """Whether the request can be sent again as long as the client has received nothing."""
         ...
@@ -88,106 +83,54 @@ class ResponseReceiver(Protocol):
         ...
 
 
-class BegunStream(Protocol):
-    """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
+class Position(Enum):
+    """The part of the response that the client has."""
 
-    def comment(self, text: str) -> None:
-        """Send an SSE comment."""
-        ...
-
-    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        """Continue with llama-server's answer; returns the function that takes its body."""
-        ...
-
-    @property
-    def is_relayed(self) -> bool:
-        """Whether that answer is also a stream, so that the client gets it unchanged."""
-        ...
-
-    def finish(self, status: int) -> bytes | None:
-        """The answer is complete. Returns the error body for ``fail`` if it was not a stream, else None."""
-        ...
-
-    def fail(self, error: bytes) -> None:
-        """End with the event of this error body."""
-        ...
+    NOTHING = "an error can be the response"
+    BETWEEN = "an error event can follow the last event"
+    INSIDE = "only a reset shows that the response is incomplete"
 
 
-class KeptStream(BegunStream, Protocol):
-    """A stream that is kept so that a later llama-server can continue it.
-
-    ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
-    ``is_continued``: a second one has been asked for the rest. ``is_complete``: only the end of the body is
-    missing. ``tail``: what was sent last. ``refusal``: why the rest is not requested; empty if it may be.
+class Ended(Struct, frozen=True):
+    """The end of a response. ``outcome`` and ``status``: for the record; empty and 0: as llama-server's.
+    ``is_whole``: otherwise the client shall see that something is missing, and the connection closes.
     """
 
-    sent_at: float
-    first_byte_at: float
-    opening: bytes
-    refusal: str
+    outcome: str = ""
+    status: int = 0
+    is_whole: bool = True
+
+
+AS_ANSWERED: Final = Ended()
+
+
+class Received(Protocol):
+    """What the client has received of an answer that a later llama-server can continue.
+
+    ``is_continued``: a later one has begun its part. ``pieces``: the tokens of the first part, once its rest
+    has been requested. ``tail``: what was sent last.
+    """
 
     @property
     def is_continued(self) -> bool: ...
 
     @property
-    def is_complete(self) -> bool: ...
-
-    @property
-    def tail(self) -> deque[bytes]: ...
-
-    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """The function that takes the first part of the answer; ``write`` sends it to the client."""
-        ...
-
-    @property
-    def pieces(self) -> int:
-        """The tokens of the first part, once its rest has been asked for."""
-        ...
+    def pieces(self) -> int: ...
 
     @property
     def sent_bytes(self) -> int: ...
 
-    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
-        """A next part begins. ``fail`` is called if it does not continue the answer.
-
-        ``repeats``: as in ``Endpoint.repeats_begun_message``.
-        """
-        ...
-
     @property
-    def is_uncounted(self) -> bool:
-        """Whether only the model knows how many tokens the client has, once the rest has been asked for."""
-        ...
-
-    async def count(self, endpoint: Endpoint) -> int | None:
-        """The number of these tokens, by the model; None if it cannot be asked."""
-        ...
-
-    def counted(self, tokens: int) -> None:
-        """Change the request for the rest: the client has this number of tokens."""
-        ...
-
-    def ask_for_rest(self, model: str) -> bool:
-        """Make the request one for the rest. False: that is refused. ``model``: for the metrics."""
-        ...
-
-    def refuse(self, reason: str, model: str) -> None:
-        """Refuse to continue the stream, and count that for this model."""
-        ...
-
-    def end(self) -> None:
-        """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
-        ...
+    def tail(self) -> Sequence[bytes]: ...
 
 
-class Answered(Struct, frozen=True):
-    """The end of a response. ``complete``: the answer of llama-server could be translated to its end.
-    ``framed``: the response has its last byte; otherwise the connection closes, so that it looks incomplete.
-    """
+class Begun(Struct, frozen=True):
+    """The first part of an answer whose rest was requested. ``opening``: its first bytes."""
 
-    status: int
-    complete: bool = True
-    framed: bool = True
+    received: Received
+    sent_at: float
+    first_byte_at: float
+    opening: bytes
 
 
 class ResponseForm(Struct, frozen=True):
@@ -201,50 +144,27 @@ class ResponseForm(Struct, frozen=True):
     load_s: float = 0.0
 
 
-class Translation(Protocol):
-    """One request of another API, and its answer."""
+class Attempt(Protocol):
+    """The exchange of an answer, for the stages of the answer."""
 
-    def admit(self, endpoint: Endpoint) -> HttpError | None:
-        """Called before each attempt to send the request to ``endpoint``. Returns the refusal if that server
-        cannot serve it so.
-        """
+    bytes_out: int
+
+    @property
+    def send(self) -> Callable[[bytes], None]:
+        """Sends bytes to the client."""
         ...
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a byte of the response has been sent."""
+    def form(self) -> ResponseForm: ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether llamasup stops, so that nothing new is begun."""
         ...
 
-    def begin(
-        self,
-        write: Callable[[bytes], None],
-        status: int,
-        form: ResponseForm,
-        *,
-        is_chunked: bool,
-        streams_events: bool,
-        end: Callable[[], None],
-    ) -> Callable[[bytes], None]:
-        """llama-server's answer begins. Returns the function that takes its body, as framed by llama-server.
-
-        ``write`` sends to the client. ``end`` is called once the response has ended with an error before the
-        answer is complete: the server shall not go on.
-        """
+    def response_head(self, answer: AnswerHead, framing: bytes) -> bytes:
+        """The head of the response with this answer of llama-server."""
         ...
-
-    def finish(self) -> Answered:
-        """The answer is complete: send what is left."""
-        ...
-
-    def fail(self, error: bytes) -> None:
-        """End a response that has begun with this error body: the connection closes after it."""
-        ...
-
-
-class HeldExchange(Protocol):
-    """An exchange, for the stage that holds its answers."""
-
-    bytes_out: int
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -261,7 +181,7 @@ class HeldExchange(Protocol):
 
     @property
     def tail(self) -> Iterable[bytes]:
-        """The reads of the held answer."""
+        """The reads of a held answer."""
         ...
 
     def hold(self, beginning: bytes, more: Callable[[bytes], None]) -> None:
@@ -280,38 +200,129 @@ class HeldExchange(Protocol):
         """End the request with this error."""
         ...
 
-    def fail_soon(self, error: HttpError) -> None:
-        """End the request with this error in the next round of the loop: bytes are being relayed."""
-        ...
-
-
-class SecondTry(Protocol):
-    """Holds the answers of a request that may have to be requested a second time."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether the request was sent again, and no byte of its second answer has gone to the client."""
-        ...
-
-    @property
-    def holds(self) -> bool:
-        """Whether an answer is held now."""
-        ...
-
-    def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Called when an answer begins. Returns whether the answer is held until its end."""
-        ...
-
-    def completed(self, exchange: HeldExchange, *, draining: bool) -> bool:
-        """The held answer is complete. Returns whether the request was sent again or refused. Otherwise, an
-        answer for the client has begun.
+    def end_soon(self, outcome: str, error: HttpError | None = None) -> None:
+        """End the request in the next round of the loop, because bytes are being relayed. Without ``error``,
+        the client has its last byte.
         """
         ...
 
-    def begin_first(self, exchange: HeldExchange) -> None:
-        """The second attempt has ended before its answer: give the client the first one."""
-        ...
+
+class Stage:
+    """One stage of the answer to one request, through all attempts to get it.
+
+    The last stage of a chain writes to the client. ``begin``, ``write``, ``end`` and ``fail`` carry the
+    answer. The other methods are for the few stages that also decide about attempts.
+    """
+
+    __slots__ = ("write",)
+
+    write: Callable[[bytes], None]
+    """Takes the body of the answer, as llama-server frames it. ``begin`` sets it. It is an attribute, so that
+    a stage that changes nothing costs nothing for each chunk.
+    """
+
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        """An answer for the client begins."""
+        raise NotImplementedError
+
+    def end(self, status: int) -> Ended:
+        """The answer with this status is complete: send what is left."""
+        return AS_ANSWERED
+
+    def fail(self, error: bytes) -> None:
+        """End a response that has begun with this error body. The connection closes after it."""
+        raise NotImplementedError
+
+    def position(self, plain: Position) -> Position:
+        """The part of the response that the client has. ``plain``: without any stage."""
+        return plain
+
+    def comment(self, text: str) -> None:
+        """Send a comment while the request waits; begins a stream if there is none."""
+
+    # --- before an answer
+
+    def prepare(self, endpoint: Endpoint) -> Coroutine[Any, Any, Callable[[], object]] | None:
+        """The work before the request is sent to ``endpoint``. What it returns is called if the request is
+        still to be sent.
+        """
+        return None
+
+    def admit(self, endpoint: Endpoint) -> HttpError | None:
+        """The refusal of a request that this server cannot serve. Called before each attempt."""
+        return None
+
+    def holds(self, attempt: Attempt, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
+        """Whether the answer that begins is held until its end (``Attempt.hold``)."""
+        return False
+
+    def release(self, attempt: Attempt) -> bool:
+        """The held answer is complete. Returns whether an answer for the client has begun; otherwise, the
+        request was sent again or refused.
+        """
+        return True
+
+    def rescue(self, attempt: Attempt) -> None:
+        """A request that was sent again has failed: give the client the earlier answer."""
+
+    # --- the rest of an answer, from another llama-server
+
+    @property
+    def received(self) -> Received | None:
+        """What the client has, if another llama-server may continue it."""
+        return None
+
+    def resume(self) -> str:
+        """Change the request into one for the rest. Returns the reason if that is not possible."""
+        return ""
+
+    def complete(self) -> bool:
+        """End the body in place of llama-server, if nothing but its end is missing. Returns whether it is."""
+        return False
+
+    # --- the record
 
     def total(self, counts: TokenCounts | None) -> TokenCounts | None:
         """The token counts of all attempts; ``counts``: those of the client's answer."""
-        ...
+        return counts
+
+
+class Between(Stage):
+    """A stage with another one behind it, nearer to the client. Passes everything on.
+
+    What concerns whole attempts (``admit``, ``holds``, ``release``, ``rescue``, ``total``) is not passed on:
+    only the last stage and the first one have it.
+    """
+
+    __slots__ = ("next",)
+
+    next: Stage
+
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        self.next.begin(attempt, head, framing)
+        self.write = self.next.write
+
+    def end(self, status: int) -> Ended:
+        return self.next.end(status)
+
+    def fail(self, error: bytes) -> None:
+        self.next.fail(error)
+
+    def position(self, plain: Position) -> Position:
+        return self.next.position(plain)
+
+    def comment(self, text: str) -> None:
+        self.next.comment(text)
+
+    def prepare(self, endpoint: Endpoint) -> Coroutine[Any, Any, Callable[[], object]] | None:
+        return self.next.prepare(endpoint)
+
+    @property
+    def received(self) -> Received | None:
+        return self.next.received
+
+    def resume(self) -> str:
+        return self.next.resume()
+
+    def complete(self) -> bool:
+        return self.next.complete()

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from llamasup.core.auth.quota import prompt_tokens_of
 from llamasup.core.http.heads import HttpError
-from llamasup.core.proxy.answers.sse_keepalive import send_keepalive_if_due
 from llamasup.core.proxy.interfaces import ClientConnection
 from llamasup.core.proxy.live.state import InFlight, LivePhase, described
 from llamasup.core.proxy.request import Request, overdue, record_of
+from llamasup.core.proxy.response import send_comment_if_due
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.core.queueing.wait_estimate import progress_text
@@ -126,7 +126,7 @@ class Waiting:
             self._record(error.status, "timed_out", error.cause)
             self._downstream.exchange_failed(self._request, error)
         else:
-            send_keepalive_if_due(self._downstream, self._request, now, self._outlook_text)
+            send_comment_if_due(self._downstream, self._request, now, self._outlook_text)
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
         """End the wait, for the same reasons as an exchange."""
@@ -180,9 +180,9 @@ class Waiting:
     def _record(self, status: int, outcome: str, cause: str = "") -> None:
         request, now = self._request, monotonic()
         request.cause = cause
-        kept = request.kept_stream  # the client has a part of the answer, which counts
-        if kept is not None:
-            request.unreported_tokens = prompt_tokens_of(request.body_bytes) + kept.pieces
+        begun = request.begun  # the client has a part of the answer, which counts
+        if begun is not None:
+            request.unreported_tokens = prompt_tokens_of(request.body_bytes) + begun.received.pieces
         self._downstream.proxy.record_request(
             request,
             record_of(
@@ -192,9 +192,9 @@ class Waiting:
                 now,
                 model=self._model,
                 generation=self._generation,
-                queue_s=(now if kept is None else kept.sent_at) - request.received_at,
-                first_byte_s=None if kept is None else kept.first_byte_at - request.received_at,
-                bytes_out=0 if kept is None else kept.sent_bytes,
+                queue_s=(now if begun is None else begun.sent_at) - request.received_at,
+                first_byte_s=None if begun is None else begun.first_byte_at - request.received_at,
+                bytes_out=0 if begun is None else begun.received.sent_bytes,
                 waited_s=self.entry.waited_s,
                 replayed=self.entry.replayed,
             ),

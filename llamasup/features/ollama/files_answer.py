@@ -11,14 +11,11 @@ from typing import Final
 
 import msgspec
 
-from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
-from llamasup.core.http.heads import HttpError, response
 from llamasup.core.models.redaction import redact_paths
-from llamasup.core.proxy.stages import Answered, ResponseForm
-from llamasup.core.queueing.endpoint import Endpoint
+from llamasup.core.proxy.stages import Ended
 from llamasup.features.ollama.answer_format import error_line, error_text
 from llamasup.features.ollama.events import EVENT, Events
-from llamasup.features.ollama.model_answer import JSON, stream_head
+from llamasup.features.ollama.model_answer import OllamaAnswer
 
 _encode: Final = msgspec.json.Encoder().encode
 _SUCCESS: Final = b'{"status":"success"}\n'
@@ -38,8 +35,8 @@ class _Event(msgspec.Struct):
 _read_event = msgspec.json.Decoder(_Event).decode
 
 
-class FilesAnswer:
-    """A ``Translation``. ``streams``: the client wants lines. ``pulls``: it answers a download,
+class FilesAnswer(OllamaAnswer):
+    """The answer to a change of files. ``streams``: the client wants lines. ``pulls``: it answers a download,
     otherwise a removal.
     ``hides_paths``: the client must not learn folders of this machine.
     """
@@ -47,19 +44,15 @@ class FilesAnswer:
     __slots__ = (
         "_body",
         "_events",
-        "_form",
         "_hides_paths",
         "_name",
         "_outcome",
         "_pulls",
-        "_status",
         "_streams",
-        "_write",
-        "has_begun",
     )
 
     def __init__(self, name: str, *, pulls: bool, streams: bool, hides_paths: bool) -> None:
-        self.has_begun = False
+        super().__init__()
         self._name = name
         self._pulls = pulls
         self._streams = streams
@@ -67,62 +60,37 @@ class FilesAnswer:
         self._events = Events()
         self._body = bytearray()  # of an answer that is no stream of events
         self._outcome: tuple[int, bytes] | None = None  # of a download: the status, and the last line
-        self._form = ResponseForm(b"")
-        self._status = 0
-        self._write: Callable[[bytes], None] = self._body.extend
 
-    def admit(self, endpoint: Endpoint) -> HttpError | None:
-        return None
+    def _take(self, *, streams_events: bool) -> Callable[[bytes], None]:
+        if not streams_events:
+            return self._body.extend
+        if self._streams:
+            self._begin_stream()
+            self._send(b'{"status":"pulling manifest"}\n')
+        return self._translate
 
-    def begin(
-        self,
-        write: Callable[[bytes], None],
-        status: int,
-        form: ResponseForm,
-        *,
-        is_chunked: bool,
-        streams_events: bool,
-        end: Callable[[], None],
-    ) -> Callable[[bytes], None]:
-        self._form, self._status, self._write = form, status, write
-        take: Callable[[bytes], None] = self._body.extend
-        if streams_events and status == 200:
-            take = self._translate
-            if self._streams:
-                self.has_begun = True
-                write(stream_head(form))
-                self._send(b'{"status":"pulling manifest"}\n')
-        return Dechunker(take).write if is_chunked else take
-
-    def finish(self) -> Answered:
+    def end(self, status: int) -> Ended:
         if self.has_begun:
-            line = error_line("the download broke off") if self._outcome is None else self._outcome[1]
-            self._send(line)
-            if not self._form.http_1_0:
-                self._write(LAST_CHUNK)
-            return Answered(200)
+            self._send(error_line("the download broke off") if self._outcome is None else self._outcome[1])
+            self._end_stream()
+            return Ended("ok", 200)
         if self._outcome is not None:
             status, body = self._outcome
         elif self._status == 200:
             status, body = (502, error_line("the download broke off")) if self._pulls else (200, b"")
         else:
-            status, body = self._status, self._error(bytes(self._body))
-        form = self._form
-        self.has_begun = True
-        self._write(response(status, body, JSON, form.lines, close=form.close, json=False))
-        return Answered(status)
-
-    def fail(self, error: bytes) -> None:
-        self._send(error_line(error_text(error)))
+            body = self._error(bytes(self._body))
+        self._send_response(status, body)
+        return Ended("ok", status)
 
     # --- a download
 
     def _translate(self, data: bytes) -> None:
         for event in self._events.complete(data).split(b"\n\n"):
             if event.startswith(EVENT):
-                self._take(event[len(EVENT) :])
+                self._note(event[len(EVENT) :])
 
-    def _take(self, event: bytes) -> None:
+    def _note(self, event: bytes) -> None:
         seen = _read_event(event)
         if seen.event == "done":
             self._outcome = (200, _SUCCESS)
@@ -148,6 +116,3 @@ class FilesAnswer:
         if self._hides_paths:
             sentence = redact_paths(sentence, ()) or "it failed: llamasup's log says why"
         return error_line(sentence)
-
-    def _send(self, line: bytes) -> None:
-        self._write(line if self._form.http_1_0 else chunk(line))

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
 from llamasup.core.http.heads import HttpError, response, retry_after_line, status_line
 from llamasup.core.models.spec import KeepResult
-from llamasup.core.proxy.stages import Answered, ResponseForm
+from llamasup.core.proxy.stages import AnswerHead, Attempt, Ended, Position, ResponseForm, Stage
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.answer_format import (
     BrokenAnswer,
@@ -37,6 +37,7 @@ MAX_BYTES: Final = 128 << 20
 translation takes up to four times as much memory for a moment, which ``Bodies`` does not count."""
 
 JSON: Final = b"Content-Type: application/json; charset=utf-8\r\n"
+_FAILED: Final = "translation_failed"  # the outcome of an answer that could not be translated
 _NDJSON: Final = b"Content-Type: application/x-ndjson\r\n"
 
 
@@ -75,34 +76,69 @@ def stream_head(form: ResponseForm) -> bytes:
     return b"".join((status_line(200), _NDJSON, framing, form.lines, end))
 
 
-class ModelAnswer:
-    """A ``Translation``. ``received_at``: when the request arrived (monotonic)."""
+class OllamaAnswer(Stage):
+    """The last stage of an answer in Ollama's API."""
+
+    __slots__ = ("_attempt", "_form", "_status", "has_begun")
+
+    _attempt: Attempt
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._status = 0
+        self._form = ResponseForm(b"")
+
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        self._attempt, self._status, self._form = attempt, head.status, attempt.form
+        take = self._take(streams_events=head.streams_events and head.status == 200)
+        self.write = Dechunker(take).write if is_chunked(framing) else take
+
+    def _take(self, *, streams_events: bool) -> Callable[[bytes], None]:
+        """Begin the response. Returns the function that takes the body of the answer."""
+        raise NotImplementedError
+
+    def position(self, plain: Position) -> Position:
+        return Position.BETWEEN if self.has_begun else Position.NOTHING
+
+    def fail(self, error: bytes) -> None:
+        self._send(error_line(error_text(error)))
+
+    def _begin_stream(self) -> None:
+        self._attempt.send(stream_head(self._form))
+        self.has_begun = True
+
+    def _send(self, line: bytes) -> None:
+        self._attempt.send(line if self._form.http_1_0 else chunk(line))
+
+    def _end_stream(self) -> None:
+        if not self._form.http_1_0:
+            self._attempt.send(LAST_CHUNK)
+
+    def _send_response(self, status: int, body: bytes) -> None:
+        self.has_begun = True
+        form = self._form
+        self._attempt.send(response(status, body, JSON, form.lines, close=form.close, json=False))
+
+
+class ModelAnswer(OllamaAnswer):
+    """The answer of a model. ``received_at``: when the request arrived (monotonic)."""
 
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_end",
         "_events",
         "_failed",
-        "_form",
         "_lines",
         "_received_at",
         "_request",
         "_served",
-        "_status",
-        "_write",
-        "has_begun",
     )
 
     def __init__(self, request: OllamaRequest, received_at: float, served: Served) -> None:
-        self.has_begun = False
+        super().__init__()
         self._request = request
         self._received_at = received_at
         self._served = served
-        self._status = 0
-        self._form = ResponseForm(b"")
-        self._write: Callable[[bytes], None] = _has_not_begun
-        self._end: Callable[[], None] = _has_not_begun
         self._lines: Lines | None = None
         self._events = Events()
         self._failed = False  # the stream has ended with an error
@@ -120,40 +156,27 @@ class ModelAnswer:
             served.keep(endpoint.model, request.keep_s, 1)
         return None
 
-    def begin(
-        self,
-        write: Callable[[bytes], None],
-        status: int,
-        form: ResponseForm,
-        *,
-        is_chunked: bool,
-        streams_events: bool,
-        end: Callable[[], None],
-    ) -> Callable[[bytes], None]:
-        self._form, self._status, self._write, self._end = form, status, write, end
-        take = self._hold
-        if streams_events and status == 200:
-            take = self._translate
-            self._lines = Lines(self._request)
-            write(stream_head(form))
-            self.has_begun = True
-        return Dechunker(take).write if is_chunked else take
+    def _take(self, *, streams_events: bool) -> Callable[[bytes], None]:
+        if not streams_events:
+            return self._hold
+        self._lines = Lines(self._request)
+        self._begin_stream()
+        return self._translate
 
-    def finish(self) -> Answered:
+    def end(self, status: int) -> Ended:
         times = Times(max(0.0, monotonic() - self._received_at), self._form.load_s)
         if self._lines is None:
             return self._send_whole(times)
         if not self._failed:
             self._send_last(self._lines, times)
         if self._failed:
-            return Answered(200, complete=False, framed=False)
-        if not self._form.http_1_0:
-            self._write(LAST_CHUNK)
-        return Answered(200)
+            return Ended(_FAILED, 200, is_whole=False)
+        self._end_stream()
+        return Ended("ok", 200)
 
     def fail(self, error: bytes) -> None:
         if not self._failed:
-            self._send(error_line(error_text(error)))
+            super().fail(error)
 
     # --- a stream
 
@@ -175,7 +198,7 @@ class ModelAnswer:
         if found:
             self._send(found)
         if self._failed:
-            self._end()
+            self._attempt.end_soon(_FAILED)
 
     def _send_last(self, lines: Lines, times: Times) -> None:
         try:
@@ -184,9 +207,6 @@ class ModelAnswer:
             self._failed = True
             self._send(error_line(str(error)))
 
-    def _send(self, line: bytes) -> None:
-        self._write(line if self._form.http_1_0 else chunk(line))
-
     # --- a whole answer
 
     def _hold(self, data: bytes) -> None:
@@ -194,29 +214,24 @@ class ModelAnswer:
         if self._body_bytes <= MAX_BYTES:
             self._body.append(data)
 
-    def _send_whole(self, times: Times) -> Answered:
-        answered, body = self._whole(times)
-        form = self._form
-        self.has_begun = True
-        self._write(response(answered.status, body, JSON, form.lines, close=form.close, json=False))
-        return answered
+    def _send_whole(self, times: Times) -> Ended:
+        status, body, is_complete = self._whole(times)
+        self._send_response(status, body)
+        return Ended("ok" if is_complete else _FAILED, status)
 
-    def _whole(self, times: Times) -> tuple[Answered, bytes]:
+    def _whole(self, times: Times) -> tuple[int, bytes, bool]:
+        """The status and the body for the client, and whether they are the answer of llama-server."""
         body = b"".join(self._body)
         self._body.clear()
         if self._body_bytes > MAX_BYTES:
             sentence = f"the answer is larger than {MAX_BYTES} bytes: ask for less at once"
-            return Answered(502, complete=False), error_line(sentence)
+            return 502, error_line(sentence), False
         if self._status != 200:
             sentence = error_text(body)
             if self._request.has_webp and self._status == HTTPStatus.BAD_REQUEST:
                 sentence += ": llama-server needs ffmpeg for WebP; install it there, or send PNG or JPEG"
-            return Answered(status_of_error(self._status, sentence)), error_line(sentence)
+            return status_of_error(self._status, sentence), error_line(sentence), True
         try:
-            return Answered(200), whole(self._request, body, created_at(), times)
+            return 200, whole(self._request, body, created_at(), times), True
         except BrokenAnswer as error:
-            return Answered(500, complete=False), error_line(str(error))
-
-
-def _has_not_begun(_data: bytes = b"") -> None:
-    raise AssertionError("the answer has not begun")
+            return 500, error_line(str(error)), False

@@ -18,7 +18,7 @@ from llamasup.core.http.routes import CHATS, RESPONSES
 from llamasup.core.llama_server.token_counts import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.core.observability.counters import Metrics
 from llamasup.core.proxy.request import Request
-from llamasup.core.proxy.stages import AnswerHead, HeldExchange
+from llamasup.core.proxy.stages import AnswerHead, Attempt, Between
 from llamasup.core.settings.repairs import Repairs
 from llamasup.features.repair.answers import MAX_HELD, Checks, Fault, checks_for, with_another_seed
 from llamasup.features.repair.history import with_valid_arguments
@@ -50,7 +50,7 @@ def repair(request: Request, repairs: Repairs, metrics: Metrics) -> None:
     # A batch decides itself what it requests a second time. Of several answers, most may be good.
     if request.needs_permit and request.jobs == 1 and not request.is_batch:
         checks = checks_for(repairs, label, request.body)
-        request.second_try = None if checks is None else SecondTry(checks, request, metrics)
+        request.holder = None if checks is None else SecondTry(checks, request, metrics)
 
 
 class HeldAnswer(Struct):
@@ -83,8 +83,8 @@ class HeldAnswer(Struct):
         """It has no connection."""
 
 
-class SecondTry:
-    """Holds the answers of one request, and decides which one the client gets (``stages.SecondTry``)."""
+class SecondTry(Between):
+    """The stage that holds the answers of one request, and decides which one the client gets."""
 
     __slots__ = ("_checks", "_fault", "_first", "_held", "_is_over", "_lost", "_metrics", "_request")
 
@@ -102,26 +102,23 @@ class SecondTry:
         return f"<SecondTry of {self._checks.route}, fault {self._fault}, over: {self._is_over}>"
 
     @property
-    def runs(self) -> bool:
+    def _runs(self) -> bool:
+        """Whether no byte of the second answer has gone to the client yet."""
         return self._first is not None and not self._is_over
-
-    @property
-    def holds(self) -> bool:
-        return self._held is not None
 
     # --- while an answer arrives
 
-    def takes(self, exchange: HeldExchange, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Called when an answer begins. Returns whether it is held. Another node decides that itself."""
+    def holds(self, attempt: Attempt, head: AnswerHead, framing: bytes | None, body: bytes) -> bool:
+        """Whether the answer is held. Another node decides that itself."""
         self._held = None  # of a server that has ended
-        if exchange.endpoint.node is not None or exchange.is_uploaded:
+        if attempt.endpoint.node is not None or attempt.is_uploaded:
             return False
         if not self._is_over and self._is_held(head, body):
             self._held = HeldAnswer(head.status, head.lines, head.streams_events, framing)
-            exchange.hold(body, partial(self._more, exchange, head))
+            attempt.hold(body, partial(self._more, attempt, head))
             return True
-        if self.runs:
-            self._take_second(exchange)
+        if self._runs:
+            self._take_second(attempt)
         return False
 
     def _is_held(self, head: AnswerHead, beginning: bytes) -> bool:
@@ -132,38 +129,38 @@ class SecondTry:
         is_error = head.status != 200 or (holds and head.streams_events)
         return is_error or self._fault is Fault.JSON
 
-    def _more(self, exchange: HeldExchange, head: AnswerHead, _data: bytes) -> None:
+    def _more(self, attempt: Attempt, head: AnswerHead, _data: bytes) -> None:
         """More of a held answer has arrived. A first one that is too large is forwarded as it comes."""
-        if self._held is None or exchange.bytes_out <= MAX_HELD:
+        if self._held is None or attempt.bytes_out <= MAX_HELD:
             return
-        if self.runs:
-            exchange.fail_soon(_TOO_LARGE)
+        if self._runs:
+            attempt.end_soon("upstream_failed", _TOO_LARGE)
             return
         self._is_over = True
-        exchange.begin(head, self._held.framing, b"".join(exchange.tail))
+        attempt.begin(head, self._held.framing, b"".join(attempt.tail))
 
     # --- when it is complete
 
-    def completed(self, exchange: HeldExchange, *, draining: bool) -> bool:
+    def release(self, attempt: Attempt) -> bool:
         answer, self._held = self._held, None
         assert answer is not None
-        answer.body = b"".join(exchange.tail)
+        answer.body = b"".join(attempt.tail)
         if self._first is None:
             fault = self._fault_of(answer)
             if fault is not None and not fault.may_change:
-                self._refuse_schema(exchange, answer, fault)
-                return True
-            stops = exchange.endpoint.closed or draining
-            if fault is not None and not stops and self._send_again(exchange, answer, fault):
-                return True
+                self._refuse_schema(attempt, answer, fault)
+                return False
+            stops = attempt.endpoint.closed or attempt.is_draining
+            if fault is not None and not stops and self._send_again(attempt, answer, fault):
+                return False
             self._is_over = True
         elif self._is_good(answer):
-            self._take_second(exchange)
+            self._take_second(attempt)
         else:
-            exchange.endpoint.count_answer(answer.status, infers=True)
-            answer = self._take_first(exchange, answer)
-        exchange.begin(answer, answer.framing, answer.body)
-        return False
+            attempt.endpoint.count_answer(answer.status, infers=True)
+            answer = self._take_first(attempt, answer)
+        attempt.begin(answer, answer.framing, answer.body)
+        return True
 
     def _fault_of(self, held: HeldAnswer) -> Fault | None:
         """Find what is wrong with a complete answer."""
@@ -187,48 +184,48 @@ class SecondTry:
             _log.exception("the check of a second answer has failed; the first one is forwarded")
             return False
 
-    def _send_again(self, exchange: HeldExchange, answer: HeldAnswer, fault: Fault) -> bool:
+    def _send_again(self, attempt: Attempt, answer: HeldAnswer, fault: Fault) -> bool:
         """Begin the second attempt. False: the body cannot be read."""
         second = with_another_seed(self._request.body, self._request.id)
         if second is None:
             return False
         self._first, self._fault, self._lost = answer, fault, _counts_of(answer)
         self._request.body = second
-        exchange.send_again()
+        attempt.send_again()
         return True
 
-    def _refuse_schema(self, exchange: HeldExchange, answer: HeldAnswer, fault: Fault) -> None:
+    def _refuse_schema(self, attempt: Attempt, answer: HeldAnswer, fault: Fault) -> None:
         """The client gets neither this answer nor a second one."""
-        exchange.endpoint.count_answer(answer.status, infers=True)
+        attempt.endpoint.count_answer(answer.status, infers=True)
         self._is_over, self._lost = True, _counts_of(answer)
         self._request.mark_unrepaired(fault.value)
-        self._metrics.count_repaired(exchange.counted_as, fault.value)
-        exchange.fail(_SCHEMA_IGNORED, "upstream_failed")
+        self._metrics.count_repaired(attempt.counted_as, fault.value)
+        attempt.fail(_SCHEMA_IGNORED, "upstream_failed")
 
     # --- which one the client gets
 
-    def _take_second(self, exchange: HeldExchange) -> None:
+    def _take_second(self, attempt: Attempt) -> None:
         assert self._first is not None
         assert self._fault is not None
         self._is_over = True
-        exchange.endpoint.count_answer(self._first.status, infers=True)
+        attempt.endpoint.count_answer(self._first.status, infers=True)
         self._request.mark_repaired(self._fault.value)
-        self._metrics.count_repaired(exchange.counted_as, self._fault.value)
+        self._metrics.count_repaired(attempt.counted_as, self._fault.value)
 
-    def _take_first(self, exchange: HeldExchange, second: HeldAnswer | None = None) -> HeldAnswer:
+    def _take_first(self, attempt: Attempt, second: HeldAnswer | None = None) -> HeldAnswer:
         """Choose the first answer, because the ``second`` one is no better, or did not arrive."""
         assert self._first is not None
         assert self._fault is not None
         what = f"{self._fault.value}_failed"
         self._request.mark_unrepaired(what)
-        self._metrics.count_repaired(exchange.counted_as, what)
+        self._metrics.count_repaired(attempt.counted_as, what)
         self._held, self._is_over = None, True
         self._lost = None if second is None else _counts_of(second)
         return self._first
 
-    def begin_first(self, exchange: HeldExchange) -> None:
-        first = self._take_first(exchange)
-        exchange.begin(first, first.framing, first.body)
+    def rescue(self, attempt: Attempt) -> None:
+        first = self._take_first(attempt)
+        attempt.begin(first, first.framing, first.body)
 
     def total(self, counts: TokenCounts | None) -> TokenCounts | None:
         lost = self._lost

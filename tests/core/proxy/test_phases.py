@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.proxy.phases import BUSY, PAUSED, PHASES, Phase, longest_s
+from llamasup.core.proxy.client_transport import BUSY, PAUSED, PHASES, Phase, longest_s
 from llamasup.core.proxy.settings import Limits
 
 

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from llamasup.core.proxy import Limits, ProxyConfig
+from llamasup.core.proxy.client_transport import PAUSED
 from llamasup.core.proxy.downstream import Downstream
-from llamasup.core.proxy.phases import PAUSED
 from llamasup.core.queueing.endpoint import Endpoint
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import (

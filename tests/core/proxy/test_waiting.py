@@ -16,6 +16,7 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.backend import ModelRoute
 from llamasup.core.proxy.downstream import Downstream
+from llamasup.core.proxy.exchange import Exchange
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.settings.repairs import NO_REPAIRS
@@ -409,11 +410,11 @@ def test_body_is_dropped_once_its_answer_begins(rig: Rig) -> None:
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
     assert isinstance(connection, Downstream)
     exchange = connection._exchange
-    assert exchange is not None
-    assert exchange._request.body
+    assert isinstance(exchange, Exchange)
+    assert exchange.request.body
     child.send(STREAM_HEAD + EVENT)
     client.head()
-    assert exchange._request.body == b""
+    assert exchange.request.body == b""
 
 
 # --- several models

@@ -20,8 +20,14 @@ from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.answers import SlotProgress
 from llamasup.core.observability.access_record import AccessRecord, access_record
 from llamasup.core.observability.counters import CANCELLED, HeldSlots, RequestRecord
-from llamasup.core.proxy.live.slots import slots_of, with_progress
-from llamasup.core.proxy.live.state import InFlight, LiveConnection, LivePhase, LiveRequest
+from llamasup.core.proxy.live.state import (
+    InFlight,
+    LiveConnection,
+    LivePhase,
+    LiveRequest,
+    slots_of,
+    with_progress,
+)
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.errors import RequestUnknown
 

@@ -38,7 +38,6 @@ class Abandoned:
         "_since",
         "_upstream",
         "answered",
-        "is_head",
         "max_tokens",
     )
 
@@ -63,7 +62,6 @@ class Abandoned:
         self._jobs = request.counted
         self._upstream = upstream
         self.answered = False
-        self.is_head = False
         self.max_tokens: int | None = None
         if self._quota is not None:
             self._quota.hold(self._jobs)

@@ -16,10 +16,7 @@ import httptools
 
 from llamasup.core.http.head_cache import KnownHead, compile_head
 from llamasup.core.http.heads import HeadRules, RawHeaders
-from llamasup.core.http.response_heads import read_response_headers
-from llamasup.core.proxy.outbox import Outbox
-from llamasup.core.proxy.stages import ResponseReceiver
-from llamasup.core.proxy.upstream.response_framing import (
+from llamasup.core.http.response_heads import (
     CHUNKED,
     EMPTY,
     LENGTH,
@@ -28,7 +25,10 @@ from llamasup.core.proxy.upstream.response_framing import (
     Framing,
     ends_with_body,
     framing_of,
+    read_response_headers,
 )
+from llamasup.core.proxy.outbox import Outbox
+from llamasup.core.proxy.stages import ResponseReceiver
 from llamasup.core.system.native import native
 
 REQUESTS_PER_CONNECTION: Final = 100  # of llama-server
@@ -72,10 +72,7 @@ class ConnectionPool(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to a child.
-
-    Relays a body as it was read; the parser only finds its end (no ``on_body``, so nothing is copied).
-    """
+    """One connection to a child. Relays a body as it was read: the parser finds its end, and copies nothing."""
 
     __slots__ = (
         "_content_length",
@@ -86,6 +83,7 @@ class Upstream(asyncio.Protocol):
         "_headers_complete",
         "_held_body",
         "_interim",
+        "_is_head",
         "_keep_alive",
         "_parser",
         "_partial_head",
@@ -155,6 +153,7 @@ class Upstream(asyncio.Protocol):
     def send(self, exchange: ResponseReceiver, head: bytes, body: bytes) -> None:
         """Write a request and relay the answer to its exchange."""
         self.exchange = exchange
+        self._is_head = head[:5] == b"HEAD "  # its response has no body
         self._served += 1
         if self._served == 1:
             self.pool.awaits_first_answer(self)
@@ -234,7 +233,7 @@ class Upstream(asyncio.Protocol):
             self._release_head(exchange, data)
         elif self._framing is None:
             known = self.pool.known_head
-            if known is None or self._partial_head or exchange.is_head:
+            if known is None or self._partial_head or self._is_head:
                 self._head_received(exchange, data)
             elif (body := known.body_of(data)) is not None:
                 self._known_received(exchange, b"%d" % len(body), body)
@@ -329,7 +328,7 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
         # The parser would treat bytes after a head without a body as the next response.
-        ends_with_head = exchange.is_head or data[9:12] in _STATUSES_WITHOUT_BODY
+        ends_with_head = self._is_head or data[9:12] in _STATUSES_WITHOUT_BODY
         try:
             self._feed(data[: end + 4] if ends_with_head else data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -374,7 +373,7 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, "sent a malformed response")
             return
         length = self._content_length
-        framing = framing_of(self.status, self._transfer_coding, length, is_head=exchange.is_head)
+        framing = framing_of(self.status, self._transfer_coding, length, is_head=self._is_head)
         if isinstance(framing, str):
             self._broken(exchange, framing)
         elif framing is CHUNKED:
@@ -449,7 +448,7 @@ class Upstream(asyncio.Protocol):
         framing = b""
         if self._content_length is not None and self.status != 204:
             framing = b"Content-Length: " + self._content_length + b"\r\n"
-        if announced or exchange.is_head:  # after HEAD, the parser would also wait for a body
+        if announced or self._is_head:  # after HEAD, the parser would also wait for a body
             self._keep_alive = False
         exchange.begin(self, framing, b"")
         self._finish(exchange)

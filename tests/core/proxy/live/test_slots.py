@@ -6,8 +6,7 @@ import pytest
 
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.llama_server.answers import SlotProgress
-from llamasup.core.proxy.live.slots import slots_of, with_progress
-from llamasup.core.proxy.live.state import LivePhase
+from llamasup.core.proxy.live.state import LivePhase, slots_of, with_progress
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from tests.core.proxy.live.samples import REQUEST
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.proxy.upstream.response_framing import (
+from llamasup.core.http.response_heads import (
     CHUNKED,
     EMPTY,
     LENGTH,

@@ -1,1 +1,0 @@
-"""Writes comments to streams that wait, and counts the tokens of answers. Changes no answer."""
