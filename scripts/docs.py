@@ -40,6 +40,7 @@ PARTS = {
     "checks": Part("docs/security.md", "security:checks_table"),
     "golden-help": Part("tests/golden/help.txt", "contract:help_texts", is_whole_file=True),
     "golden-schema": Part("tests/golden/config-schema.json", "contract:config_schema", is_whole_file=True),
+    "exchange-states": Part("docs/design.md", "tables:exchange_states"),
     "grafana": Part("configs/grafana/llamasup.json", "grafana_board:board_text", is_whole_file=True),
     "keys": Part("docs/configuration.md", "settings:keys"),
     "metrics": Part("docs/observability.md", "tables:metrics"),

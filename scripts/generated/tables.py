@@ -1,4 +1,4 @@
-"""The tables of causes, metrics, and phases of a client connection."""
+"""The tables of causes, metrics, phases of a client connection, and states of an exchange."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from llamasup import errors
 from llamasup.core.llama_server import diagnosis
 from llamasup.core.observability.prometheus import own_families
 from llamasup.core.proxy.client_transport import PHASES, longest_s
+from llamasup.core.proxy.exchange_states import MEANINGS, TRANSITIONS, State
 from llamasup.core.proxy.settings import Limits
 from scripts.pages import ROOT
 
@@ -58,3 +59,12 @@ def phases() -> str:
         end = "" if not rule.limit else f"408: the {rule.part} took too long" if rule.part else "closed"
         rows.append(f"| {phase.value} | {rule.meaning} | {limit} | {end} |")
     return "\n".join(rows)
+
+
+def exchange_states() -> str:
+    """The states of an exchange: the diagram, and their meanings."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.CONNECTING.value}"]
+    for before, following in TRANSITIONS.items():
+        lines += [f"    {before.value} --> {after.value}: {why}" for after, why in following.items()]
+    rows = ["| State | |", "|---|---|", *(f"| {state.value} | {text} |" for state, text in MEANINGS.items())]
+    return "\n".join([*lines, "```", "", *rows])

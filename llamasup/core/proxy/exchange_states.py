@@ -1,7 +1,7 @@
 """The states of an exchange, and which state may follow which (pure).
 
 ``exchange.py`` sets the state; the tests of the proxy check each change against this table, from which
-``scripts/docs.py`` draws the diagram in docs/proxy.md.
+``scripts/docs.py`` draws the diagram in docs/design.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[State, str]]] = MappingProxyType(
     {
         CONNECTING: {
             SENT: "connected",
-            RELAYING: "a second attempt failed: the first answer is used",
+            RELAYING: "a second attempt failed, so the first answer is used",
             LOST: "connection refused",
             OVER: "cancelled, failed, queued again",
         },

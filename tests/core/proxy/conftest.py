@@ -7,9 +7,12 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.proxy import ProxyConfig
+from llamasup.core.proxy.exchange import Exchange
+from llamasup.core.proxy.exchange_states import TRANSITIONS
 from llamasup.core.proxy.upstream import pool as upstream_pool
 from llamasup.core.queueing import request_queue
 from tests.core.proxy.rig import Clock, Rig
@@ -40,6 +43,13 @@ def no_cause(monkeypatch: pytest.MonkeyPatch) -> float:
     return SHORT_S
 
 
+def set_field(exchange: Exchange, name: str, value: Any) -> None:
+    """Set a field. Only changes of the state that the table has are allowed."""
+    if name == "state" and value is not exchange.state:
+        assert value in TRANSITIONS.get(exchange.state, ()), (exchange.state, value)
+    Struct.__setattr__(exchange, name, value)
+
+
 @pytest.fixture
 def make_rig(
     request: pytest.FixtureRequest, loop_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -47,6 +57,7 @@ def make_rig(
     """Makes rigs with a configuration of the test, on both loops."""
     # A test on a busy machine may need longer than 4 s until its next request.
     monkeypatch.setattr(upstream_pool, "IDLE_S", 3600.0)
+    monkeypatch.setattr(Exchange, "__setattr__", set_field)
     made: list[Rig] = []
 
     def make(config: ProxyConfig | None = None, **options: Any) -> Rig:

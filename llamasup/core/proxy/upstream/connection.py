@@ -72,7 +72,7 @@ class ConnectionPool(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to a child. Relays a body as it was read: the parser finds its end, and copies nothing."""
+    """One connection to a child. Relays a body as it was read: the parser only finds its end."""
 
     __slots__ = (
         "_content_length",
