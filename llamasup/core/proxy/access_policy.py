@@ -93,7 +93,7 @@ class AccessPolicy:
             return refusal
         if path in self._public_paths or (head.origin is not None and self.is_preflight(head)):
             return None
-        if self.console.is_on and self.console.redirects(head):
+        if head.method in _READS and self.console.redirects(head):
             return None
         if head.route is CONTROL:
             return self._judge_control(head, key)

@@ -122,7 +122,8 @@ class Exchange(MeasuredExchange, eq=False):
         if self.upload is not None:  # answered before the body was complete: both connections must close
             self.upload.drop_copy()
             request.keep_alive = False
-            upstream.disable_keepalive()
+            if self._upstream is not None:
+                self._upstream.disable_keepalive()
         can_continue = False
         if stages is None:
             if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
@@ -153,31 +154,28 @@ class Exchange(MeasuredExchange, eq=False):
             if request.begun is not None:
                 self._opening = request.begun.opening or self._opening
         if client.paused:
-            upstream.pause()
+            self.pause()
 
-    def _node_refused(self, upstream: AnswerHead, body: bytes) -> bool:
+    def _node_refused(self, answer: AnswerHead, body: bytes) -> bool:
         """Whether this error of another node is not for the client, because another server takes the request,
         or because our key for the node is wrong.
         """
         node = self._lease.endpoint.node
-        if failures.is_refusal_of_node(upstream, body) and self._requeue(refused=True):
+        if failures.is_refusal_of_node(answer, body) and self._requeue(refused=True):
             if node is not None:
                 node.suspect()  # it may be about to end
-            upstream.abort()
             return True
-        if upstream.status != 401:
+        if answer.status != 401:
             return False
-        self._upstream = None
-        upstream.abort()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
         self.fail(failures.refused_key(self._lease.endpoint.server), "refused")
         return True
 
-    def _is_crowded(self, upstream: AnswerHead, body: bytes) -> bool:
+    def _is_crowded(self, answer: AnswerHead, body: bytes) -> bool:
         """Whether the requests have filled the context that they share, and this one is sent again."""
-        if not failures.is_crowded(upstream, self._lease, body) or not self._requeue(crowded=True):
-            return False
-        upstream.abort()
-        return True
+        return failures.is_crowded(answer, self._lease, body) and self._requeue(crowded=True)
 
     def _write_unless_crowded(self, data: bytes) -> None:
         """Write bytes of an answer that another server may continue."""
@@ -248,13 +246,13 @@ class Exchange(MeasuredExchange, eq=False):
         if error is not None:
             self.fail(error, outcome)
             return
-        self._release(abort=True)
+        self._release()
         self._record(outcome)
         self.client.close()
 
     def _use_earlier_answer(self) -> None:
         """End the second attempt before its answer, and give the client the first one."""
-        self._end_attempt(abort=True)
+        self._end_attempt()
         self._lease_over = True
         assert self.request.stages is not None
         self.request.stages.rescue(self)
@@ -371,7 +369,7 @@ class Exchange(MeasuredExchange, eq=False):
     def cancel(self) -> None:
         """The client disconnected: signal that to the child, which stops at its next check (S11)."""
         if self.state is not OVER:
-            self._release(abort=True)
+            self._release()
             self._record("client_gone", CLIENT_GONE if not self.status else self.status)
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
@@ -418,7 +416,7 @@ class Exchange(MeasuredExchange, eq=False):
         if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
-            self._release(abort=True)
+            self._release(works=False)
             client.exchange_awaits_body(request)
             return True
         sent, has_ended = self.sent_at > 0.0, not (refused or crowded)
@@ -445,22 +443,23 @@ class Exchange(MeasuredExchange, eq=False):
             request.has_head, request.next_comment_at, request.begun = True, 0.0, begun
             client.proxy.metrics.count_continued(self.counted_as, "continued")
         client.exchange_waits(waiting)
-        self._release(abort=has_ended)  # last: the free permit may serve the queued request at once
+        self._release(works=has_ended)  # last: the free permit may serve the queued request at once
         return True
 
-    def _release(self, *, abort: bool = False) -> None:
+    def _release(self, *, works: bool = True) -> None:
         self.state = OVER
-        self._end_attempt(abort=abort)
+        self._end_attempt(works=works)
 
-    def _end_attempt(self, *, abort: bool) -> None:
+    def _end_attempt(self, *, works: bool = True) -> None:
+        """Close the connection, and release the lease. ``works``: the server may work on the request."""
         request, lease = self.request, self._lease
         if self.upload is not None:
             self._end_upload(self.upload)
         upstream, self._upstream = self._upstream, None
-        if abort and upstream is not None:
+        if upstream is not None:
             self.client.proxy.outbox.flush()
             # From the last byte of the request on, the slot is busy until the child closes the connection.
-            begun = not self._body_incomplete and upstream.request_sent
+            begun = works and not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self.client.proxy.keys.clock
                 self._abandoned = Abandoned(lease, request, upstream, clock, self._crashed_after_cancel)
@@ -478,7 +477,7 @@ class Exchange(MeasuredExchange, eq=False):
             error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
         request.cause = error.cause
         position = self._position()
-        self._release(abort=True)
+        self._release()
         if position is Position.NOTHING:
             self._record(outcome, error.status)
             client.exchange_failed(request, error)

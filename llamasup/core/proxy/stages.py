@@ -34,12 +34,6 @@ class AnswerHead(Protocol):
     @property
     def complete(self) -> bool: ...
 
-    def pause(self) -> None: ...
-
-    def disable_keepalive(self) -> None: ...
-
-    def abort(self) -> None: ...
-
 
 class ResponseReceiver(Protocol):
     """Receives the response to the request that an upstream connection carries."""
@@ -105,7 +99,7 @@ AS_ANSWERED: Final = Ended()
 
 
 class Received(Protocol):
-    """What the client has received of an answer that a later llama-server can continue.
+    """The part of an answer that the client has received, and that a later llama-server can continue.
 
     ``is_continued``: a later one has begun its part. ``pieces``: the tokens of the first part, once its rest
     has been requested. ``tail``: what was sent last.
@@ -269,7 +263,7 @@ class Stage:
 
     @property
     def received(self) -> Received | None:
-        """What the client has, if another llama-server may continue it."""
+        """The part that the client has, if another llama-server may continue it."""
         return None
 
     def resume(self) -> str:

@@ -73,15 +73,6 @@ class HeldAnswer(Struct):
         Dechunker(pieces.append).write(self.body)
         return b"".join(pieces)
 
-    def pause(self) -> None:
-        """Nothing more arrives."""
-
-    def disable_keepalive(self) -> None:
-        """It has no connection."""
-
-    def abort(self) -> None:
-        """It has no connection."""
-
 
 class SecondTry(Between):
     """The stage that holds the answers of one request, and decides which one the client gets."""
