@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from llamasup.core.observability.counters import Metrics
-from llamasup.core.proxy.interfaces import AnswerStages
+from llamasup.core.proxy.context import AnswerStages
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import Stage
 from llamasup.core.settings.repairs import Repairs

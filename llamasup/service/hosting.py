@@ -26,7 +26,7 @@ from llamasup.core.observability.last_hour import LastHour
 from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.proxy.connections import most_connections
-from llamasup.core.proxy.interfaces import Dialect
+from llamasup.core.proxy.context import Dialect
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.live.requests import LiveRequests
 from llamasup.core.proxy.proxy import Proxy

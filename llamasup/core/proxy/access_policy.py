@@ -21,7 +21,7 @@ from llamasup.core.proxy.console_access import ConsoleAccess, is_same_origin
 from llamasup.core.proxy.settings import ProxyConfig
 
 if TYPE_CHECKING:
-    from llamasup.core.proxy.interfaces import Dialect
+    from llamasup.core.proxy.context import Dialect
 
 __all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "AccessPolicy"]
 

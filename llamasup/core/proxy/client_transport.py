@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from llamasup.core.proxy.interfaces import ProxyContext
+from llamasup.core.proxy.context import ProxyContext
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits
 

@@ -15,8 +15,8 @@ from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.body_rules import judge_body
 from llamasup.core.proxy.client_transport import BUSY, HEAD, IDLE, NEW, ClientTransport
 from llamasup.core.proxy.connections import host_of
+from llamasup.core.proxy.context import Dialect, ProxyContext
 from llamasup.core.proxy.exchange import Exchange
-from llamasup.core.proxy.interfaces import Dialect, ProxyContext
 from llamasup.core.proxy.live.state import InFlight, LivePhase, described
 from llamasup.core.proxy.reader import RequestReader
 from llamasup.core.proxy.request import Request, record_of

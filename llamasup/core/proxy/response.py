@@ -10,7 +10,7 @@ from llamasup.core.http.heads import status_line
 from llamasup.core.http.sse import error_event
 from llamasup.core.llama_server.answers import error_of
 from llamasup.core.models.redaction import without_folders
-from llamasup.core.proxy.interfaces import ClientConnection
+from llamasup.core.proxy.context import ClientConnection
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead, Attempt, Between, Ended, Position, Stage
 

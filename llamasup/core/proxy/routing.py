@@ -26,7 +26,7 @@ from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ModelList, ServedModel, VirtualRoute, is_virtual
-from llamasup.core.proxy.interfaces import ProxyContext
+from llamasup.core.proxy.context import ProxyContext
 from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import BUSY, Lease
 from llamasup.core.queueing.suspects import Suspects, alone_s

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy.body_rules import judge_scan, scan_for
-from llamasup.core.proxy.interfaces import ClientConnection, ProxyContext
+from llamasup.core.proxy.context import ClientConnection, ProxyContext
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.upstream.connection import Upstream
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from llamasup.core.auth.quota import prompt_tokens_of
 from llamasup.core.http.heads import HttpError
-from llamasup.core.proxy.interfaces import ClientConnection
+from llamasup.core.proxy.context import ClientConnection
 from llamasup.core.proxy.live.state import InFlight, LivePhase, described
 from llamasup.core.proxy.request import Request, overdue, record_of
 from llamasup.core.proxy.response import send_comment_if_due

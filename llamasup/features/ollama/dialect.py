@@ -22,7 +22,7 @@ from llamasup.core.http.heads import Head, HttpError
 from llamasup.core.http.routes import Work, route_of
 from llamasup.core.models.access import ResolvedModel, may_use, unfit_model
 from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute
-from llamasup.core.proxy.interfaces import LocalAnswer
+from llamasup.core.proxy.context import LocalAnswer
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.routing import access_denied
 from llamasup.features.ollama.answer_format import error_line, loaded

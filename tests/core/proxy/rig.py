@@ -25,7 +25,7 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
-from llamasup.core.proxy.interfaces import Dialect
+from llamasup.core.proxy.context import Dialect
 from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import MAX_WAITING, RequestQueue

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HeadRules
-from llamasup.core.proxy import Limits, ProxyConfig, proxy
+from llamasup.core.proxy import Limits, ProxyConfig, context
 from llamasup.core.proxy.bodies import Bodies
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.request import UNREAD, Request
@@ -123,7 +123,7 @@ def test_body_counts_until_its_answer_begins(bounded: Rig) -> None:
 @pytest.mark.check("X8", "memory is returned while other bodies are held")
 def test_memory_is_returned_while_a_body_is_held(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
-    monkeypatch.setattr(proxy, "give_memory_back", lambda: returned.append(True))
+    monkeypatch.setattr(context, "give_memory_back", lambda: returned.append(True))
     rig = make_rig(ProxyConfig(limits=replace(BOUNDS, sweep_s=0.01)))
     others = [send_part(rig, 85 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
     stays = send_part(rig, 30 * KIB, of=40 * KIB)

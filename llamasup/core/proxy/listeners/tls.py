@@ -15,8 +15,8 @@ from llamasup.core.http.certificate import MAX_PEM_BYTES, Validity, validity_of
 from llamasup.core.http.heads import HttpError
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.connections import TOO_MANY, host_of
+from llamasup.core.proxy.context import ProxyContext
 from llamasup.core.proxy.downstream import Downstream
-from llamasup.core.proxy.interfaces import ProxyContext
 from llamasup.core.proxy.listeners.bind import BACKLOG
 from llamasup.core.system.event_loops import AcceptWatch
 from llamasup.core.system.storage.folders import read_bounded
