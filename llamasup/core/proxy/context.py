@@ -1,4 +1,4 @@
-"""What the parts of the proxy share: the state of the proxy, and the protocols of what they work with."""
+"""The state that all parts of the proxy share, and the protocols of what they work with."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NO_STAGES: Final = AnswerStages()
 
 
 class ProxyContext:
-    """What the connections and the exchanges of a proxy share. Made and used in one event loop.
+    """The state that the connections and the exchanges of a proxy share. Made and used in one event loop.
 
     ``control``: the endpoint for /metrics and /llamasup/*; None: these are 404. ``on_finished`` is called for
     every finished request, on the hot path: it must return at once. ``clients``: the open connections.
