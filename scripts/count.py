@@ -32,7 +32,7 @@ BOUNDS = {
     "lines of code in scripts": 8_200,
     "files in llamasup": 570,
     "files in scripts": 90,
-    "files above 500 lines": 1,
+    "files above 500 lines": 0,
     "imports of features in the core": 0,
     "packages without a docstring": 0,
     "fragments": 0,

@@ -1,11 +1,12 @@
-"""The diagram of the states of a model of the pool, from its table.
+"""The diagram of the states of a model of the pool, from its steps.
 
-It is computed: every event is applied to every reachable model, with two specs.
+It is computed: every step is applied to every reachable model, with two specs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -13,14 +14,29 @@ from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool import model_states as states
-from llamasup.core.pool.model_states import Event, Model, ModelState, Processes
-from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
+from llamasup.core.pool import model_steps as steps
+from llamasup.core.pool import rollout_steps
+from llamasup.core.pool.model_states import (
+    Model,
+    ModelState,
+    Place,
+    Processes,
+    ProcessesStatus,
+    RolloutEnd,
+    RolloutStep,
+)
+from llamasup.core.pool.model_steps import Step
 from llamasup.errors import LlamasupError
 
 ERROR = LlamasupError("It failed.")
 ANSWER = HttpError(503, "It failed.")
 SPECS = (ModelSpec("a", "one.gguf"), ModelSpec("a", "two.gguf"))
+
+PLACES: tuple[Place, ...] = (
+    *(ModelState.ABSENT, ModelState.SIZING, ModelState.LOADING, ModelState.RESIDENT, ModelState.CORDONED),
+    *(step for step in RolloutStep if step not in {RolloutStep.SIZING, RolloutStep.WAITING}),
+    *(ModelState.UNLOADING, ModelState.FAILED, ModelState.REMOVED),
+)
 UNPROVEN = replace(SPECS[0], runtime="new", unproven=True)
 
 
@@ -34,56 +50,62 @@ class Plan(Struct, frozen=True):
         return (spec.source, spec.runtime) == (self.spec.source, self.spec.runtime)
 
 
-def events_at(model: Model, specs: Sequence[ModelSpec]) -> Iterator[Event]:
-    """Every event that the model can get: facts only about the sizing and the processes that it has."""
-    yield from (states.Wanted(), states.Unwanted(), states.RetryRequested(), states.BudgetChanged())
-    yield from (states.UnloadRequested(), states.RemoveRequested(ANSWER, ERROR))
-    yield from (states.StopRequested(ANSWER, ERROR, now) for now in (False, True))
-    yield from (kind(spec) for kind in (states.SpecChanged, states.SpecUpdated) for spec in specs)
-    yield from (states.LoadGranted(), states.Refused(ERROR), states.Cordoned("b"), states.Uncordoned())
-    yield from (states.SwapGranted(fits) for fits in (True, False))
+def steps_at(model: Model, specs: Sequence[ModelSpec]) -> Iterator[Step]:
+    """Every step that the model can take: facts only about the sizing and the processes that it has."""
+    yield from (steps.want, steps.unwant, steps.retry, steps.change_budget, steps.unload)
+    yield partial(steps.remove, answer=ANSWER, error=ERROR)
+    yield from (partial(steps.stop, answer=ANSWER, error=ERROR, now=now) for now in (False, True))
+    yield from (partial(kind, spec=spec) for kind in (steps.change_spec, steps.update_spec) for spec in specs)
+    yield from (steps.load, partial(steps.refuse, error=ERROR), partial(steps.cordon, for_id="b"))
+    yield from (steps.uncordon, *(partial(rollout_steps.swap, fits=fits) for fits in (True, False)))
     if model.sizing is not None:
         ticket = model.sizing.ticket
-        yield from (states.Sized(ticket, Plan(model.spec)), states.SizingFailed(ticket, ERROR))
-        yield states.DownloadProgressed(ticket, ANSWER)
-    for processes in (model.current, model.old):
-        if processes is not None:
-            yield from events_of(processes)
+        for found in (Plan(model.spec), ERROR):
+            yield partial(steps.take_size, ticket=ticket, found=found)
+        yield partial(steps.note_download, ticket=ticket, answer=ANSWER)
+    for id_ in (processes.id for processes in model.processes):
+        yield from (partial(rollout_steps.observe, seen=seen) for seen in reports_of(id_))
+        yield from (partial(steps.measure, id_=id_), partial(rollout_steps.prove, id_=id_))
+        yield partial(rollout_steps.disprove, id_=id_, error=ERROR)
 
 
-def events_of(processes: Processes) -> Iterator[Event]:
-    yield states.ProcessesStarting(processes.id)
-    yield from (states.ProcessesServing(processes.id, complete) for complete in (True, False))
-    yield from (states.ProcessesFailed(processes.id, ERROR, ANSWER, settled) for settled in (True, False))
-    yield states.ProcessesReleased(processes.id)
-    yield states.Measured(processes.id)
-    yield from (states.Proven(processes.id), states.Disproven(processes.id, ERROR))
+def reports_of(id_: int) -> Iterator[Processes]:
+    yield from (Processes(id_), Processes(id_, ProcessesStatus.STOPPED))
+    yield from (Processes(id_, ProcessesStatus.SERVING, complete) for complete in (True, False))
+    for settled in (True, False):
+        yield Processes(id_, ProcessesStatus.FAILED, error=ERROR, answer=ANSWER, settled=settled)
+
+
+def name_of_step(step: Step) -> str:
+    """The name of its function. A report has the name of its status."""
+    if not isinstance(step, partial):
+        return step.__name__
+    return str(step.keywords["seen"].status) if "seen" in step.keywords else str(step.func.__name__)
 
 
 def alike(model: Model) -> Model:
-    """``model`` with small numbers, which do not affect later transitions."""
-    numbered = replace(model, made=3)
+    """``model`` with small numbers, and without what does not affect later steps."""
+    for_id = model.for_id if model.state is ModelState.CORDONED else ""
+    model = replace(model, made=3, for_id=for_id, reason="", rollout_end=RolloutEnd())
     if model.sizing is not None:
-        numbered = replace(numbered, sizing=replace(model.sizing, ticket=3))
+        model = replace(model, sizing=replace(model.sizing, ticket=3))
     if model.current is not None:
-        numbered = replace(numbered, current=replace(model.current, id=1))
+        model = replace(model, current=Processes(1, model.current.status, model.current.complete))
     if model.old is not None:
-        numbered = replace(numbered, old=replace(model.old, id=2))
-    return numbered
+        model = replace(model, old=Processes(2, model.old.status))
+    return model
 
 
-def reachable(specs: Sequence[ModelSpec] = SPECS) -> Iterator[tuple[Model, Event, Model]]:
+def reachable(specs: Sequence[ModelSpec] = SPECS) -> Iterator[tuple[Model, Step, Model]]:
     """Every transition of every model that is reachable with these specs."""
     seen: set[str] = set()
     todo = [alike(Model(specs[0]))]
     while todo:
         here = todo.pop()
-        for event in events_at(here, specs):
-            if is_stale(here, event):
-                continue
-            there, _ = advance_model(here, event)
-            yield here, event, there
-            if (known := state_of(alike(there))) not in seen:
+        for step in steps_at(here, specs):
+            there = step(here)
+            yield here, step, there
+            if there is not here and (known := state_of(alike(there))) not in seen:
                 seen.add(known)
                 todo.append(alike(there))
 
@@ -95,9 +117,9 @@ def state_of(model: Model) -> str:
 
 def edges() -> dict[tuple[Place, Place], set[str]]:
     found: dict[tuple[Place, Place], set[str]] = {}
-    for here, event, there in reachable((*SPECS, UNPROVEN)):
-        if place_of(here) is not place_of(there):
-            found.setdefault((place_of(here), place_of(there)), set()).add(type(event).__name__)
+    for here, step, there in reachable((*SPECS, UNPROVEN)):
+        if here.place is not there.place:
+            found.setdefault((here.place, there.place), set()).add(name_of_step(step))
     return found
 
 
@@ -107,15 +129,13 @@ def name_of(place: Place) -> str:
 
 
 def diagram() -> str:
-    order = list(TABLE)
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> absent"]
     lines += ["    state rolling_out {"]
-    lines += [f"        {name_of(place)}" for place in order if not isinstance(place, ModelState)]
+    lines += [f"        {name_of(place)}" for place in PLACES if not isinstance(place, ModelState)]
     lines += ["    }"]
     drawn = edges()
-    ends = (states.RemoveRequested.__name__, states.StopRequested.__name__)
-    for before, after in sorted(drawn, key=lambda edge: (order.index(edge[0]), order.index(edge[1]))):
-        names = drawn[before, after].difference(ends)
+    for before, after in sorted(drawn, key=lambda edge: (PLACES.index(edge[0]), PLACES.index(edge[1]))):
+        names = drawn[before, after] - {"remove", "stop"}
         if names:
             lines.append(f"    {name_of(before)} --> {name_of(after)}: {', '.join(sorted(names))}")
     return "\n".join([*lines, "```"])

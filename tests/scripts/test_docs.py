@@ -10,7 +10,7 @@ from scripts import docs
 from scripts.generated import security
 from tests.kit.paths import ROOT
 
-# tests/core/pool/test_model_table.py draws it from a sweep that its tests share. Alone, it takes longer.
+# tests/core/pool/test_model_steps.py draws it from a sweep that its tests share. Alone, it takes longer.
 SLOW = {"pool-states"}
 PARTS = [pytest.param(name, marks=pytest.mark.extended if name in SLOW else ()) for name in docs.PARTS]
 
@@ -27,7 +27,7 @@ def test_part_is_current(name: str) -> None:
         ("metrics", "| `llamasup_replays_total`", "| `llamasup_reruns_total`"),
         ("grafana", "llamasup_queued", "llamasup_waiting"),
         ("arguments", "    nice: int", "    kind: int"),
-        pytest.param("pool-states", "absent --> loading: Load", "absent --> x", marks=pytest.mark.extended),
+        pytest.param("pool-states", "absent --> loading: load", "absent --> x", marks=pytest.mark.extended),
     ],
 )
 def test_outdated_part_is_found_and_rewritten(

@@ -1,4 +1,4 @@
-"""Carries out the effects of a model outside the pool: sizings and processes. Their results are events."""
+"""Carries out the effects of a model outside the pool: sizings and processes. Steps take their results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -17,32 +18,23 @@ from llamasup.core.llama_server.inspect import await_freed, devices_now
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import RAM, MemoryBudget
 from llamasup.core.pool.answers import downloading
-from llamasup.core.pool.estimate import SizedModel, Sizer
-from llamasup.core.pool.model_states import (
+from llamasup.core.pool.effects import (
     Admit,
     CancelSizing,
-    Disproven,
-    DownloadProgressed,
     Drop,
     Effect,
-    Estimate,
-    Event,
-    Measured,
-    ProcessesFailed,
-    ProcessesReleased,
-    ProcessesServing,
-    ProcessesStarting,
     Prove,
-    Proven,
     Size,
-    Sized,
-    SizingFailed,
     Start,
     Stop,
     Withdraw,
 )
+from llamasup.core.pool.estimate import SizedModel, Sizer
+from llamasup.core.pool.model_states import Estimate, Processes, ProcessesStatus
+from llamasup.core.pool.model_steps import Step, measure, note_download, take_size
 from llamasup.core.pool.processes import Crashes, Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
+from llamasup.core.pool.rollout_steps import disprove, observe, prove
 from llamasup.core.supervision.events import Bus, Downloading
 from llamasup.core.supervision.not_serving import failure_of
 from llamasup.core.supervision.runner import InstanceRunner
@@ -61,16 +53,15 @@ _log = logging.getLogger(__name__)
 
 
 class Driver(Protocol):
-    """Does what a model needs outside the pool. The comments name the events that report the results."""
+    """Does what a model needs outside the pool. The comments name the steps that take the results."""
 
-    def size(self, ticket: int, spec: ModelSpec) -> None: ...  # Sized, SizingFailed, DownloadProgressed
-    def cancel_sizing(self, ticket: int) -> None: ...
-    # ProcessesStarting, -Serving, -Failed
-    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None: ...
-    def prove(self, id_: int, old_id: int) -> None: ...  # Proven, Disproven
+    def size(self, ticket: int, spec: ModelSpec) -> None: ...  # take_size, note_download
+    def cancel_sizing(self, ticket: int) -> None: ...  # also of one that has ended
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None: ...  # observe
+    def prove(self, id_: int, old_id: int) -> None: ...  # prove, disprove
     def admit(self, id_: int, sized: Estimate) -> None: ...
     def withdraw(self, id_: int) -> None: ...
-    def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None: ...  # ProcessesReleased
+    def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None: ...  # observe
     def drop(self, id_: int) -> None: ...
 
 
@@ -102,6 +93,10 @@ Proof = Callable[[InstanceRunner, InstanceRunner], Awaitable[LlamasupError | Non
 """(new process, old process) → why the build of the new one is refused, or None."""
 
 
+async def unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError | None:
+    raise NotImplementedError(f"{new.model!r} has an unproven build, and nothing judges it")
+
+
 class DriverContext(Struct, frozen=True):
     """The objects that the drivers of all models share. ``tasks`` returns the task group of the running pool,
     ``proof`` the proof of a build.
@@ -117,7 +112,7 @@ class DriverContext(Struct, frozen=True):
 
 class ProcessDriver:
     """The driver of one model. ``spec``, ``policy`` and ``share`` return what counts at the time; planner
-    threads call ``share``. ``post`` takes the events.
+    threads call ``share``. ``post`` takes the steps.
     """
 
     def __init__(
@@ -128,7 +123,7 @@ class ProcessDriver:
         spec: Callable[[], ModelSpec],
         policy: Callable[[SizedModel], Policy],
         share: Callable[[SizedModel], MemoryBudget],
-        post: Callable[[Event], None],
+        post: Callable[[Step], None],
     ) -> None:
         self._context = context
         self._served = served
@@ -148,22 +143,24 @@ class ProcessDriver:
     def size(self, ticket: int, spec: ModelSpec) -> None:
         work = self._size(ticket, spec)
         task = self._sizings[ticket] = self._context.tasks().create_task(work, name=f"{spec.id}/size")
-        task.add_done_callback(lambda _: self._sizings.pop(ticket))
+        task.add_done_callback(lambda _: self._sizings.pop(ticket, None))
 
     async def _size(self, ticket: int, spec: ModelSpec) -> None:
+        found: SizedModel | LlamasupError
         try:
-            sized = await self.sized(spec, ticket)
+            found = await self.sized(spec, ticket)
         except LlamasupError as error:
-            self._post(SizingFailed(ticket, error))
-        else:
-            self._post(Sized(ticket, sized))
+            found = error
+        self._sizings.pop(ticket, None)  # what follows must not cancel this task
+        self._post(partial(take_size, ticket=ticket, found=found))
 
     async def sized(self, spec: ModelSpec, ticket: int = 0) -> SizedModel:
         """Download the model if it is missing, and estimate its memory."""
 
         def on_progress(progress: Progress) -> None:
             done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
-            self._post(DownloadProgressed(ticket, downloading(self._spec(), done, total, speed)))
+            answer = downloading(self._spec(), done, total, speed)
+            self._post(partial(note_download, ticket=ticket, answer=answer))
             self._context.bus.publish(Downloading(self._spec().id, done, total, speed))
 
         return await self._context.sizer.size(spec, on_progress)
@@ -192,7 +189,7 @@ class ProcessDriver:
                 _without_restart(self._policy(sized)) if withheld else self._policy(sized),
                 self._context.tasks(),
                 share=lambda: self._share(sized),
-                on_measured=lambda: self._post(Measured(id_)),
+                on_measured=lambda: self._post(partial(measure, id_=id_)),
                 on_crashed=lambda: self._context.crashes.add(sized.spec.runtime, monotonic()),
                 withheld=withheld,
             )
@@ -221,18 +218,21 @@ class ProcessDriver:
             return
         states = {runner.instance.state for runner in runners}
         settled = all(runner.instance.is_settled for runner in runners)
-        if id_ in self._withheld and State.FAILED in states and not settled:
+        failed = next((runner for runner in runners if runner.instance.state is State.FAILED), None)
+        if id_ in self._withheld and failed is not None and not settled:
             # One failed replica is enough to refuse a build. The others have to be stopped.
-            failed = next(runner for runner in runners if runner.instance.state is State.FAILED)
-            self._post(Disproven(id_, failure_of(failed.instance)))
+            self._post(partial(disprove, id_=id_, error=failure_of(failed.instance)))
         elif State.READY in states:
             complete = all(is_ready_or_settled(runner.instance) for runner in runners)
-            self._post(ProcessesServing(id_, complete))
+            self._observe(Processes(id_, ProcessesStatus.SERVING, complete))
         elif states & LIVE or State.BACKOFF in states:
-            self._post(ProcessesStarting(id_))
-        elif State.FAILED in states:
-            failed = next(runner for runner in runners if runner.instance.state is State.FAILED)
-            self._post(ProcessesFailed(id_, failure_of(failed.instance), failed.unavailable(), settled))
+            self._observe(Processes(id_, ProcessesStatus.STARTING))
+        elif failed is not None:
+            error, answer = failure_of(failed.instance), failed.unavailable()
+            self._observe(Processes(id_, ProcessesStatus.FAILED, error=error, answer=answer, settled=settled))
+
+    def _observe(self, seen: Processes) -> None:
+        self._post(partial(observe, seen=seen))
 
     def prove(self, id_: int, old_id: int) -> None:
         """Compare a serving process of each build: all replicas are started in the same way."""
@@ -242,7 +242,8 @@ class ProcessDriver:
     async def _prove(self, id_: int, new: InstanceRunner, old: InstanceRunner) -> None:
         refused = await self._context.proof()(new, old)
         self._proofs.pop(id_, None)  # what follows must not cancel this task
-        self._post(Proven(id_) if refused is None else Disproven(id_, refused))
+        passed = partial(prove, id_=id_)
+        self._post(passed if refused is None else partial(disprove, id_=id_, error=refused))
 
     def _end_proof(self, id_: int) -> None:
         """Its request would keep both servers from stopping."""
@@ -280,7 +281,7 @@ class ProcessDriver:
                     await runner.until(is_settled)
         finally:
             del self._stops[id_]
-        self._post(ProcessesReleased(id_))
+        self._observe(Processes(id_, ProcessesStatus.STOPPED))
 
     def drop(self, id_: int) -> None:
         self._end_proof(id_)

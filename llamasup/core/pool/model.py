@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.http.heads import HttpError
-from llamasup.core.models.spec import ModelSpec
+from llamasup.core.llama_server.plan_limits import Reduction
+from llamasup.core.models.spec import KeepResult, ModelSpec
 from llamasup.core.pool.answers import pause_of, reason_of
 from llamasup.core.pool.cheapest_set import UNUSED
 from llamasup.core.pool.driver import ProcessDriver
@@ -30,9 +32,12 @@ from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why.recording import LoadedBy
 from llamasup.core.settings.repairs import repairs_of
 from llamasup.core.supervision.backoff import HALF_OPEN_S
+from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy
 from llamasup.errors import LlamasupError
+
+_log = logging.getLogger(__name__)
 
 _OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "continue_streams", "drain_timeout_s")
 
@@ -57,6 +62,14 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
         return replace(base, **changed)
     half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if started.replicas > 1 else None
     return replace(base, restart=replace(base.restart, half_open_s=half_open_s), **changed)
+
+
+# A model that failed is loaded again for the first request after this time. Memory that another program uses
+# may soon be free; a broken file is replaced by a user, who can run `llamasup load` then.
+RETRY_AFTER_MEMORY_S = 10.0
+RETRY_AFTER_FAILURE_S = 300.0
+DEMAND_TTL_S = 60.0
+"""How long after its Retry-After time the pool expects a refused client to come again."""
 
 
 class PendingDemand(Struct, frozen=True):
@@ -130,7 +143,7 @@ class ManagedModel:
 
     @property
     def removed(self) -> bool:
-        return self.state is ModelState.REMOVED and not self.model.stopping
+        return self.model.removal is not None and not self.model.removal.stops
 
     @property
     def key(self) -> str:
@@ -152,6 +165,14 @@ class ManagedModel:
         """Whether more requests than ``own``, or a ``load`` command, use it or wait for it."""
         served = self.served
         return served.in_flight > own or len(served.queue) > 0 or bool(self.load_waiters)
+
+    def policy(self, base: Policy, sized: SizedModel | None) -> Policy:
+        """The policy ``base`` with the options of this model. ``sized``: of its processes."""
+        return policy_for(self.spec, base, None if sized is None else sized.spec)
+
+    def as_built(self, spec: ModelSpec) -> ModelSpec:
+        """``spec`` with the build of the model, which no config decides."""
+        return replace(spec, runtime=self.spec.runtime, unproven=self.spec.unproven)
 
     @property
     def is_outdated(self) -> bool:
@@ -210,6 +231,11 @@ class ManagedModel:
     def all_runners(self) -> tuple[InstanceRunner, ...]:
         return self.driver.all_runners
 
+    def reductions(self, generation: int) -> Sequence[Reduction]:
+        """Everything that is smaller in the plan of a generation that serves."""
+        plans = (each.plan for each in self.runners if each.instance.generation == generation)
+        return next((plan.reduced for plan in plans if plan is not None and plan.reduced), ())
+
     @property
     def load_s(self) -> float:
         measured = [runner.load_s for runner in self.runners if runner.load_s is not None]
@@ -243,6 +269,36 @@ class ManagedModel:
             old_replicas=self.old_needs,
         )
 
+    # --- its use
+
+    def keep(self, ttl_s: float | None, own: int) -> KeepResult:
+        """See ``Pool.keep``."""
+        if self.spec.stay.pin or self.spec.stay.by_command:
+            return "fixed"
+        if ttl_s == 0 and self.is_used(own):
+            return "in_use"
+        self.kept_s = ttl_s
+        return "kept"
+
+    def record_demand(self, why: HttpError | None, now_s: float) -> None:
+        """A request got the answer ``why``, and may come again."""
+        since_s = now_s if self.pending_demand is None else self.pending_demand.since_s
+        again_s = now_s if why is None else now_s + (why.retry_after_s or 0.0)
+        self.pending_demand = PendingDemand(since_s, again_s + DEMAND_TTL_S)
+
+    def note_wait(self, grounds: Grounds | None) -> Grounds | None:
+        """Note why the model is not loaded, and return it if the model lacks something else than before. The
+        amounts that are free change with each request.
+        """
+        before, self.waits = self.waits, grounds if self.state is ModelState.ABSENT else None
+        if self.waits is None or (before is not None and before.missing == self.waits.missing):
+            return None
+        return self.waits
+
+    def note_failure(self, error: LlamasupError, now_s: float) -> None:
+        self.pending_demand = None
+        self.retry_at_s = now_s + (RETRY_AFTER_MEMORY_S if lacks_memory(error) else RETRY_AFTER_FAILURE_S)
+
     def count_use(self) -> int:
         """Add the requests since it was last idle, and return their number. A new generation counts from 0
         again.
@@ -267,6 +323,29 @@ class ManagedModel:
                 self.served.resume()
             else:
                 self.served.pause(pause)
+
+    def add_load_waiter(self, waiter: asyncio.Future[None], by: LoadedBy, now_s: float) -> None:
+        if not self.load_waiters:
+            self.load_waiters_since_s = now_s
+        self.load_waiters.append(waiter)
+        self.loaded_by = by
+
+    def end_rollout(self, error: LlamasupError | None) -> None:
+        if error is not None:
+            _log.error("rollout of model %r failed, its old processes keep running: %s", self.spec.id, error)
+        if self.rollout is not None and not self.rollout.done():
+            self.rollout.set_result(error)
+
+    def end_reload(
+        self, rollout: asyncio.Future[LlamasupError | None] | None, load: asyncio.Future[None], *, stops: bool
+    ) -> None:
+        """The load that ends ``rollout`` has ended."""
+        error = None if load.cancelled() else load.exception()
+        failure = error if isinstance(error, LlamasupError) and not stops else None
+        if failure is not None:
+            _log.warning("model %r was updated but could not be loaded again: %s", self.spec.id, failure)
+        if rollout is not None and not rollout.done():
+            rollout.set_result(failure)
 
     def resolve_unload_waiters(self) -> None:
         """End the pending ``unload`` commands."""

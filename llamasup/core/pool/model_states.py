@@ -1,11 +1,12 @@
-"""The states, events and effects of one model of a pool (pure). ``model_table.py`` has the transitions.
+"""The facts about one model of a pool, and the state that follows from them (pure).
 
-Times are not here: the pool decides when a model is loaded, evicted or tried again, and posts an event.
+Times are not here: the pool decides when a model is loaded, evicted or tried again. ``model_steps.py`` has
+the changes of a model, and ``effects.py`` what has to be done for a change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -13,8 +14,8 @@ from msgspec import Struct
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.spec import ModelSpec
+from llamasup.core.planning.memory.shares import remaining
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.core.supervision.events import PublishedEvent
 from llamasup.errors import LlamasupError
 
 
@@ -30,12 +31,15 @@ class ModelState(StrEnum):
     REMOVED = "removed"  # no longer served, or llamasup stops; the processes may still stop
 
 
+LOADED = frozenset({ModelState.LOADING, ModelState.RESIDENT, ModelState.CORDONED})
+
+
 class ProcessesStatus(StrEnum):
     """All replicas together."""
 
-    STARTING = "starting"
+    STARTING = "starting"  # no process serves (any more); at least one starts, or will
     SERVING = "serving"  # at least one
-    FAILED = "failed"
+    FAILED = "failed"  # no process serves or starts
     STOPPING = "stopping"  # until their memory is free
     STOPPED = "stopped"
 
@@ -61,6 +65,7 @@ class RolloutStep(StrEnum):
 IN_TURN = frozenset({RolloutStep.STOPPING, RolloutStep.FREED, RolloutStep.STARTING, RolloutStep.RESTORING})
 """No process serves; requests wait."""
 
+Place = ModelState | RolloutStep
 Purpose = Literal["load", "rollout", "measure"]
 
 
@@ -87,10 +92,18 @@ class Sizing(Struct, frozen=True):
 
 
 class Processes(Struct, frozen=True):
-    """The processes of one spec, one per replica. ``id`` is unique for the model."""
+    """The processes of one spec, one per replica, as last seen or ordered. ``id`` is unique for the model.
+
+    ``complete``: no other replica is still starting (SERVING). ``error``, ``answer``: of a failed server.
+    ``settled``: no failed replica tries again by itself.
+    """
 
     id: int
     status: ProcessesStatus = ProcessesStatus.STARTING
+    complete: bool = True
+    error: LlamasupError | None = None
+    answer: HttpError | None = None
+    settled: bool = True
 
 
 class Rollout(Struct, frozen=True):
@@ -107,14 +120,30 @@ class Rollout(Struct, frozen=True):
     error: LlamasupError | None = None
 
 
+class RolloutEnd(Struct, frozen=True):
+    """The end of a rollout. ``reload``: it ends with a load, because the model was loaded before."""
+
+    error: LlamasupError | None = None
+    reload: bool = False
+
+
+class Removal(Struct, frozen=True):
+    """The model is no longer served. ``error``: for ``load`` commands that wait. ``stops``: llamasup stops.
+    ``now``: its processes do not wait for requests.
+    """
+
+    error: LlamasupError
+    stops: bool = False
+    now: bool = False
+
+
 class Model(Struct, frozen=True):
-    """The state of one model.
+    """The facts about one model. Its state follows from them.
 
     ``sized``: of ``current``, or for the next load. ``old``: processes that a rollout replaces.
     """
 
     spec: ModelSpec
-    state: ModelState = ModelState.ABSENT
     sized: Estimate | None = None
     sizing: Sizing | None = None
     current: Processes | None = None
@@ -127,23 +156,50 @@ class Model(Struct, frozen=True):
     """The answer to requests in REMOVED; in FAILED, the error of its server, if any."""
     for_id: str = ""
     """The model that gets its memory (CORDONED, UNLOADING)."""
-    stopping: bool = False
-    """Whether llamasup stops (REMOVED)."""
+    removal: Removal | None = None
     made: int = 0
     """The last number of a sizing or of processes."""
+    reason: str = ""
+    """Why its processes were stopped since the last load: see ``ModelUnloading``."""
+    rollout_end: RolloutEnd = RolloutEnd()
+    """The end of the last rollout."""
+
+    @property
+    def state(self) -> ModelState:
+        if self.removal is not None:
+            return ModelState.REMOVED
+        if self.rollout is not None and self.rollout.step not in {RolloutStep.SIZING, RolloutStep.WAITING}:
+            return ModelState.ROLLING_OUT
+        if self.error is not None:
+            return ModelState.FAILED
+        if self.sizing is not None and self.sizing.purpose == "load":
+            return ModelState.SIZING
+        status = None if self.current is None else self.current.status
+        if status is ProcessesStatus.STARTING or status is ProcessesStatus.SERVING:
+            if self.for_id:
+                return ModelState.CORDONED
+            return ModelState.LOADING if status is ProcessesStatus.STARTING else ModelState.RESIDENT
+        return ModelState.UNLOADING if self.holding else ModelState.ABSENT
+
+    @property
+    def place(self) -> Place:
+        """Return the state, or the step of ROLLING_OUT."""
+        state = self.state
+        return self.rollout.step if state is ModelState.ROLLING_OUT and self.rollout is not None else state
+
+    @property
+    def processes(self) -> tuple[Processes, ...]:
+        return tuple(each for each in (self.current, self.old) if each is not None)
 
     @property
     def holding(self) -> tuple[Processes, ...]:
         """The processes that hold memory."""
-        return tuple(
-            processes
-            for processes in (self.current, self.old)
-            if processes is not None and processes.status in HOLDING
-        )
+        return tuple(each for each in self.processes if each.status in HOLDING)
 
-    def is_old(self, id_: int) -> bool:
-        """Whether a rollout replaces these processes."""
-        return self.old is not None and self.old.id == id_
+    @property
+    def is_urgent(self) -> bool:
+        """Whether its processes stop without waiting for requests."""
+        return self.removal is not None and self.removal.now
 
     def __repr__(self) -> str:
         step = "" if self.rollout is None else f", rollout {self.rollout.step}"
@@ -157,10 +213,11 @@ def is_outdated(model: Model) -> bool:
 
 def is_proof_under_way(model: Model) -> bool:
     """Whether processes of an unproven build start or prove themselves beside those that serve."""
-    rollout = model.rollout
-    if rollout is None or rollout.target is None or model.state is not ModelState.ROLLING_OUT:
+    if model.place not in {RolloutStep.BESIDE, RolloutStep.PROVING}:
         return False
-    return rollout.target.spec.unproven and rollout.step in {RolloutStep.BESIDE, RolloutStep.PROVING}
+    return (
+        model.rollout is not None and model.rollout.target is not None and model.rollout.target.spec.unproven
+    )
 
 
 def phase_of(model: Model) -> Phase:
@@ -205,279 +262,6 @@ def charged(model: Model) -> Mapping[str, int]:
     return {} if phase_of(model) in {Phase.ABSENT, Phase.FAILED} else needs_of(model)
 
 
-# --- events: requests --------------------------------------------------------------------------------
-
-
-class Wanted(Struct, frozen=True):
-    """A request or a ``load`` command needs the model."""
-
-
-class Unwanted(Struct, frozen=True):
-    """Nothing needs the model any more."""
-
-
-class RetryRequested(Struct, frozen=True):
-    """A ``load`` command, or the time after a failure has passed."""
-
-
-class UnloadRequested(Struct, frozen=True):
-    """A command or the policy unloads it. ``reason`` and ``for_id``: see ``ModelUnloading``."""
-
-    reason: str = "asked"
-    for_id: str = ""
-
-
-class RemoveRequested(Struct, frozen=True):
-    """It is no longer served. ``answer`` and ``error``: for requests and ``load`` commands that wait."""
-
-    answer: HttpError
-    error: LlamasupError
-
-
-class StopRequested(Struct, frozen=True):
-    """llamasup stops. ``now``: do not wait for requests."""
-
-    answer: HttpError
-    error: LlamasupError
-    now: bool = False
-
-
-class SpecChanged(Struct, frozen=True):
-    """The file or the settings changed: other processes are needed."""
-
-    spec: ModelSpec
-
-
-class SpecUpdated(Struct, frozen=True):
-    """The spec changed, and its processes stay as they are."""
-
-    spec: ModelSpec
-
-
-class BudgetChanged(Struct, frozen=True):
-    """Another plan may fit now."""
-
-
-# --- events: decisions of the pool ---------------------------------------------------------------------
-
-
-class LoadGranted(Struct, frozen=True):
-    pass
-
-
-class Refused(Struct, frozen=True):
-    """It can never be loaded with this budget."""
-
-    error: LlamasupError
-
-
-class Cordoned(Struct, frozen=True):
-    for_id: str
-
-
-class Uncordoned(Struct, frozen=True):
-    pass
-
-
-class SwapGranted(Struct, frozen=True):
-    """It is this model's turn. ``fits``: the new processes fit into the free memory, beside the old ones if
-    those serve.
-    """
-
-    fits: bool
-
-
-# --- events: facts about a sizing ----------------------------------------------------------------------
-
-
-class SizingFact(Struct, frozen=True):
-    """A fact about the sizing with this ticket."""
-
-    ticket: int
-
-
-class Sized(SizingFact, frozen=True):
-    sized: Estimate
-
-
-class SizingFailed(SizingFact, frozen=True):
-    error: LlamasupError
-
-
-class DownloadProgressed(SizingFact, frozen=True):
-    """A download has progressed. ``answer``: to requests that may not wait."""
-
-    answer: HttpError
-
-
-# --- events: facts about processes ---------------------------------------------------------------------
-
-
-class ProcessesFact(Struct, frozen=True):
-    """A fact about these processes."""
-
-    id: int
-
-
-class ProcessesStarting(ProcessesFact, frozen=True):
-    """No process serves (any more); at least one starts, or will."""
-
-
-class ProcessesServing(ProcessesFact, frozen=True):
-    """At least one process serves. ``complete``: no other replica is still starting."""
-
-    complete: bool = True
-
-
-class ProcessesFailed(ProcessesFact, frozen=True):
-    """No process serves or starts. ``answer``: of its server. ``settled``: none tries again by itself."""
-
-    error: LlamasupError
-    answer: HttpError
-    settled: bool = True
-
-
-class ProcessesReleased(ProcessesFact, frozen=True):
-    """They have stopped, and their memory is free."""
-
-
-class Measured(ProcessesFact, frozen=True):
-    """A load has measured the memory of the model."""
-
-
-class Proven(ProcessesFact, frozen=True):
-    """The build of these processes may serve."""
-
-
-class Disproven(ProcessesFact, frozen=True):
-    """The build of these processes is refused, or could not be judged."""
-
-    error: LlamasupError
-
-
-Event = (
-    Wanted
-    | Unwanted
-    | RetryRequested
-    | UnloadRequested
-    | RemoveRequested
-    | StopRequested
-    | SpecChanged
-    | SpecUpdated
-    | BudgetChanged
-    | LoadGranted
-    | Refused
-    | Cordoned
-    | Uncordoned
-    | SwapGranted
-    | Sized
-    | SizingFailed
-    | DownloadProgressed
-    | ProcessesStarting
-    | ProcessesServing
-    | ProcessesFailed
-    | ProcessesReleased
-    | Measured
-    | Proven
-    | Disproven
-)
-
-
-# --- effects -------------------------------------------------------------------------------------------
-
-
-class Size(Struct, frozen=True):
-    """Download the model if it is missing, and estimate its memory."""
-
-    ticket: int
-    spec: ModelSpec
-
-
-class CancelSizing(Struct, frozen=True):
-    ticket: int
-
-
-class Start(Struct, frozen=True):
-    """Start these processes; make them first if they are new. ``withheld``: they get no requests yet."""
-
-    id: int
-    sized: Estimate
-    withheld: bool = False
-
-
-class Prove(Struct, frozen=True):
-    """Compare these processes with the old ones; then ``Proven`` or ``Disproven``."""
-
-    id: int
-    old_id: int
-
-
-class Admit(Struct, frozen=True):
-    """Send requests to these processes, which were withheld."""
-
-    id: int
-    sized: Estimate
-
-
-class Withdraw(Struct, frozen=True):
-    """Send these processes no more requests."""
-
-    id: int
-
-
-class Stop(Struct, frozen=True):
-    """Stop these processes after their requests, or ``now``; then ``ProcessesReleased``."""
-
-    id: int
-    sized: Estimate | None
-    now: bool = False
-
-
-class Drop(Struct, frozen=True):
-    """Forget these stopped processes."""
-
-    id: int
-
-
-class SizedUp(Struct, frozen=True):
-    """The sizing for a load has succeeded."""
-
-
-class EndLoads(Struct, frozen=True):
-    """End the waiting ``load`` commands, with the error if there is one."""
-
-    error: LlamasupError | None = None
-
-
-class EndRollout(Struct, frozen=True):
-    error: LlamasupError | None = None
-
-
-class Reload(Struct, frozen=True):
-    """Load the model again because it was loaded before the rollout, which ends with that load."""
-
-
-class Announce(Struct, frozen=True):
-    event: PublishedEvent
-
-
-class Forget(Struct, frozen=True):
-    """The removed model holds nothing any more."""
-
-
-Effect = (
-    Size
-    | CancelSizing
-    | Start
-    | Prove
-    | Admit
-    | Withdraw
-    | Stop
-    | Drop
-    | SizedUp
-    | EndLoads
-    | EndRollout
-    | Reload
-    | Announce
-    | Forget
-)
+def free_for(model: Model | None, others: Iterable[Model], budget: Mapping[str, int]) -> Mapping[str, int]:
+    """Subtract the other models and the old replicas of this one from the budget. None: it is not served."""
+    return remaining(budget, (*map(charged, others), {} if model is None else old_needs_of(model)))

@@ -1,77 +1,57 @@
 """Loads and unloads many models in the available memory, as ``eviction_policy.decide`` orders.
 
-The pool owns all models, and the only timer. Each model is a table (``model_table.py``): the pool passes it
-events, one after the other, and carries out the effects. After each event it passes a snapshot of all models
-to the policy, whose actions are events again.
+The pool owns all models, and the only timer. It takes the steps of the models (``model_steps.py``), one after
+the other, and carries out their effects (``effects.py``). After each step it passes a snapshot of all models
+to the policy, whose actions are steps again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
-from llamasup.core.planning.memory.shares import remaining
-from llamasup.core.pool import model_states as states
-from llamasup.core.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
+from llamasup.core.pool import effects
+from llamasup.core.pool import model_steps as steps
+from llamasup.core.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled, unjudged
+from llamasup.core.pool.effects import Effect, effects_of
 from llamasup.core.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.core.pool.eviction_policy import (
     Action,
-    Cordon,
-    Evict,
     Grounds,
     Load,
     ModelSnapshot,
     Phase,
-    Reject,
     Snapshot,
-    Uncordon,
     WakeAt,
     decide_with_grounds,
 )
-from llamasup.core.pool.model import ManagedModel, PendingDemand, policy_for
-from llamasup.core.pool.model_states import (
-    Effect,
-    Event,
-    ModelState,
-    RolloutStep,
-    charged,
-    is_proof_under_way,
-)
-from llamasup.core.pool.model_table import advance_model
+from llamasup.core.pool.model import ManagedModel, policy_for
+from llamasup.core.pool.model_states import Model, ModelState, free_for
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.pool.processes import Crashes, Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
+from llamasup.core.pool.rollout_steps import disprove, memory_needed, swap, turn_of
 from llamasup.core.pool.why import recording
-from llamasup.core.pool.why.decision import Decisions
+from llamasup.core.pool.why.decision import Decision, Decisions
 from llamasup.core.pool.why.recording import LoadedBy
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
-from llamasup.core.supervision.not_serving import STOPPING, lacks_memory
-from llamasup.core.supervision.runner import InstanceRunner
-from llamasup.core.supervision.states import Policy, State
+from llamasup.core.supervision.not_serving import STOPPING
+from llamasup.core.supervision.states import State
 from llamasup.core.system.event_loops import DeadlineTimer
-from llamasup.errors import BuildUnproven, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
+from llamasup.errors import Conflict, ModelUnknown, Stopping
 
 if TYPE_CHECKING:
     from llamasup.core.pool.what_if import Consequences
-
-_log = logging.getLogger(__name__)
-
-# A model that failed is loaded again for the first request after this time. Memory that another program uses
-# may soon be free; a broken file is replaced by a user, who can run `llamasup load` then.
-RETRY_AFTER_MEMORY_S = 10.0
-RETRY_AFTER_FAILURE_S = 300.0
-DEMAND_TTL_S = 60.0
-"""How long after its Retry-After time the pool expects a refused client to come again."""
 
 
 class Pool:
@@ -90,7 +70,7 @@ class Pool:
         self.options = options
         self.bus = bus
         sizer = sizer or ModelSizer(fetch, lambda: self.options)
-        self.proof: Proof = _unjudged
+        self.proof: Proof = unjudged
         """Compares an unproven build with the running one."""
         self.crashes = Crashes()
         self._context = DriverContext(sizer, runners, bus, self.crashes, self._running, lambda: self.proof)
@@ -107,8 +87,8 @@ class Pool:
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._reconcile_scheduled = False
-        # An effect may raise an event: events queue, so that each model changes only between two of them.
-        self._events: deque[tuple[ManagedModel, Event]] = deque()
+        # An effect may cause a step: steps queue, so that the effects of one come before those of the next.
+        self._steps: deque[tuple[ManagedModel, steps.Step]] = deque()
         self._is_dispatching = False
         self._timer = DeadlineTimer(self.reconcile_soon)
         bus.listen(self._on_event)
@@ -145,7 +125,7 @@ class Pool:
         self.stopping = True
         self._timer.stop()
         for managed in tuple(self._all()):
-            self._post(managed, states.StopRequested(STOPPING, _stopping(), now))
+            self._post(managed, partial(steps.stop, answer=STOPPING, error=_stopping(), now=now))
 
     async def ended(self) -> None:
         """Wait until all servers have stopped and none will restart."""
@@ -163,9 +143,9 @@ class Pool:
         before, self.options = self.options, replace(options, runtime=self.options.runtime)
         for managed in tuple(self._all()):
             if options.budget != before.budget:
-                self._post(managed, states.BudgetChanged())
+                self._post(managed, steps.change_budget)
             if options.policy != before.policy:
-                managed.served.apply_policy(self._policy_for(managed, managed.sized))
+                managed.served.apply_policy(managed.policy(options.policy, managed.sized))
         self.reconcile_soon()
 
     # --- models -----------------------------------------------------------------------------------------
@@ -186,7 +166,7 @@ class Pool:
             self._context,
             served,
             spec=lambda: managed.spec,
-            policy=lambda sized: self._policy_for(managed, sized),
+            policy=lambda sized: managed.policy(self.options.policy, sized),
             share=lambda sized: share_of(sized.spec, self.remaining_for(managed)),
             post=lambda event: self._post(managed, event),
         )
@@ -201,20 +181,14 @@ class Pool:
             self._transfer(managed, successor)
         error = unknown_model(managed.spec.id)
         unknown = ModelUnknown(f"{error.message}.", remedy=error.remedy)
-        self._post(managed, states.RemoveRequested(error, unknown))
+        self._post(managed, partial(steps.remove, answer=error, error=unknown))
 
     def _transfer(self, managed: ManagedModel, successor: ManagedModel) -> None:
-        def over(waiter: asyncio.Future[None]) -> None:
-            """A caller that gives up removes its waiter from the old model only."""
-            if waiter in successor.load_waiters:
-                successor.load_waiters.remove(waiter)
-                self.reconcile_soon()
-
         is_wanted = managed.wanted
         load_waiters, managed.load_waiters = managed.load_waiters, []
         for waiter in load_waiters:
             self._add_load_waiter(successor, waiter, managed.loaded_by)
-            waiter.add_done_callback(over)
+            waiter.add_done_callback(partial(self._give_up, successor))  # its caller knows the old model only
         successor.pending_demand = successor.pending_demand or managed.pending_demand
         managed.pending_demand = None
         managed.served.queue.transfer_to(successor.served.queue)
@@ -233,37 +207,38 @@ class Pool:
         """Give the model an unused id. It keeps its processes and its queue."""
         old = managed.spec.id
         del self.managed_models[old]
-        self._post(managed, states.SpecUpdated(replace(managed.spec, id=id_)))
+        self._post(managed, partial(steps.update_spec, spec=replace(managed.spec, id=id_)))
         self.managed_models[id_] = managed
         managed.driver.rename(id_)
         self.decisions.rename(old, id_)
 
     def update_spec(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Change the spec of a model without a change to its processes."""
-        self._change_spec(managed, states.SpecUpdated(_as_built(spec, managed)))
+        self._change_spec(managed, steps.update_spec, managed.as_built(spec))
 
     def roll_out(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Serve the model from its new file or with its new settings, without a failed request (S16)."""
         rolled_out = managed.model.rollout
-        self._change_spec(managed, states.SpecChanged(_as_built(spec, managed)))
+        self._change_spec(managed, steps.change_spec, managed.as_built(spec))
         if managed.model.rollout is not None and managed.model.rollout is not rolled_out:
             self.decisions.add(recording.updated(datetime.now(UTC), managed.spec.id))
 
     def use_runtime(self, managed: ManagedModel, runtime: str, *, unproven: bool = False) -> None:
         """Serve the model with this build, like a change of its settings. ``unproven``: after its proof."""
         spec = replace(managed.spec, runtime=runtime, unproven=unproven)
-        self._change_spec(managed, states.SpecChanged(spec))
+        self._change_spec(managed, steps.change_spec, spec)
 
     def set_runtime(self, runtime: str) -> None:
         """Serve models that are added later with this build."""
         self.options = replace(self.options, runtime=runtime)
 
-    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
-        self._post(managed, event)
+    def _change_spec(
+        self, managed: ManagedModel, step: Callable[[Model, ModelSpec], Model], spec: ModelSpec
+    ) -> None:
+        self._post(managed, lambda model: step(model, spec))
         sized = managed.sized
-        managed.served.apply_policy(
-            policy_for(event.spec, self.options.policy, None if sized is None else sized.spec)
-        )
+        policy = policy_for(spec, self.options.policy, None if sized is None else sized.spec)
+        managed.served.apply_policy(policy)
 
     async def load(self, managed: ManagedModel, by: LoadedBy = "command") -> None:
         """Wait until the model serves. Raises the error of the load."""
@@ -273,9 +248,12 @@ class Pool:
         try:
             await waiter
         finally:
-            if waiter in managed.load_waiters:  # the caller gave up
-                managed.load_waiters.remove(waiter)
-                self.reconcile_soon()
+            self._give_up(managed, waiter)
+
+    def _give_up(self, managed: ManagedModel, waiter: asyncio.Future[None]) -> None:
+        if waiter in managed.load_waiters:
+            managed.load_waiters.remove(waiter)
+            self.reconcile_soon()
 
     def begin_load(self, managed: ManagedModel, by: LoadedBy = "command") -> asyncio.Future[None]:
         """Load the model. The result ends when it serves, or with the error."""
@@ -292,11 +270,8 @@ class Pool:
 
     def _add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None], by: LoadedBy) -> None:
         """Load the model, and end ``waiter`` with the outcome."""
-        if not managed.load_waiters:
-            managed.load_waiters_since_s = monotonic()
-        managed.load_waiters.append(waiter)
-        managed.loaded_by = by
-        self._post(managed, states.RetryRequested())
+        managed.add_load_waiter(waiter, by, monotonic())
+        self._post(managed, steps.retry)
         self._want(managed)
 
     async def unload(self, managed: ManagedModel) -> None:
@@ -309,7 +284,7 @@ class Pool:
                 remedy=f"Run `llamasup load {managed.spec.id}`.",
             )
         )
-        self._post(managed, states.UnloadRequested())
+        self._post(managed, steps.unload)
         if managed.phase is Phase.UNLOADING:
             waiter: asyncio.Future[None] = self._loop.create_future()
             managed.unload_waiters.append(waiter)
@@ -322,26 +297,21 @@ class Pool:
         With 0 it is unloaded once it is idle, unless others use it: it has more requests than ``own``, or a
         ``load`` command waits for it.
         """
-        stay = managed.spec.stay
-        if stay.pin or stay.by_command:
-            return "fixed"
-        if ttl_s == 0 and managed.is_used(own):
-            return "in_use"
-        if managed.kept_s != ttl_s:
-            managed.kept_s = ttl_s
+        before_s = managed.kept_s
+        result = managed.keep(ttl_s, own)
+        if managed.kept_s != before_s:
             self.reconcile_soon()
-        return "kept"
-
-    def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
-        return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
+        return result
 
     def remaining_for(self, managed: ManagedModel | None) -> Mapping[str, int]:
         """The budget less the other models and the old replicas of this one; None: a model that is not
         served. Planner threads call it, too.
         """
-        others = (charged(other.model) for other in tuple(self.active) if other is not managed)
-        own: Mapping[str, int] = {} if managed is None else managed.old_needs
-        return remaining(self.options.budget, (*others, own))
+        own = None if managed is None else managed.model
+        return free_for(own, self._others(managed), self.options.budget)
+
+    def _others(self, managed: ManagedModel | None) -> list[Model]:
+        return [other.model for other in tuple(self.active) if other is not managed]
 
     def consequences_of(self, asked: ModelSnapshot, needs: Mapping[str, int]) -> Consequences:
         """Predict a request for the model, if it were absent and needed ``needs``. Changes nothing."""
@@ -360,20 +330,14 @@ class Pool:
     def _on_wanted(self, managed: ManagedModel) -> None:
         """A request waits for the model, or was refused because it may not wait: load it in both cases."""
         if not managed.load_waiters and not len(managed.served.queue):
-            self._record_demand(managed, managed.served.unavailable_reason)
+            managed.record_demand(managed.served.unavailable_reason, monotonic())
         self._want(managed)
 
     def _on_unserved(self, managed: ManagedModel, why: HttpError | None) -> None:
         """A request left the queue unserved. A client that saw a download may come again."""
         if why is not None and why.cause == "downloading":
-            self._record_demand(managed, why)
+            managed.record_demand(why, monotonic())
         self.reconcile_soon()
-
-    def _record_demand(self, managed: ManagedModel, why: HttpError | None) -> None:
-        now_s = monotonic()
-        since_s = now_s if managed.pending_demand is None else managed.pending_demand.since_s
-        again_s = now_s if why is None else now_s + (why.retry_after_s or 0.0)
-        managed.pending_demand = PendingDemand(since_s, again_s + DEMAND_TTL_S)
 
     def _want(self, managed: ManagedModel) -> None:
         """Add the model to those that the policy sees, because of a request or a command."""
@@ -393,47 +357,42 @@ class Pool:
             self._timer.schedule(monotonic() + managed.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
-        if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
-            self.decisions.add(decision)
+        self._note(recording.of_event(event, datetime.now(UTC), self._grounds))
         if not isinstance(event, StateChanged) or (managed := self.managed_models.get(event.model)) is None:
             return
         # The event has the model's name only: it may come from a removed model of this name.
-        if event.state is State.READY and any(
-            runner.instance.state is State.READY for runner in managed.runners
-        ):
+        is_ready = any(runner.instance.state is State.READY for runner in managed.runners)
+        if event.state is State.READY and is_ready:
             managed.resident_since_s = monotonic()
-            self._note_reductions(managed, event.generation)
+            if reductions := managed.reductions(event.generation):
+                self._note(recording.reduced(datetime.now(UTC), managed.spec.id, reductions))
         managed.driver.report()
         self.reconcile_soon()
 
-    def _post(self, managed: ManagedModel, event: Event) -> None:
-        """Take this event after those that are under way."""
-        self._events.append((managed, event))
+    def _post(self, managed: ManagedModel, step: steps.Step) -> None:
+        """Take this step after those that are under way."""
+        self._steps.append((managed, step))
         if self._is_dispatching:
             return
         self._is_dispatching = True
         try:
-            while self._events:
-                self._advance(*self._events.popleft())
+            while self._steps:
+                self._advance(*self._steps.popleft())
         finally:
             self._is_dispatching = False
 
-    def _advance(self, managed: ManagedModel, event: Event) -> None:
+    def _advance(self, managed: ManagedModel, step: steps.Step) -> None:
         before = managed.model
-        managed.model, effects = advance_model(before, event)
-        if managed.model is not before:
+        after = managed.model = step(before)
+        if after is not before:
             self.reconcile_soon()
-        error = managed.model.error
-        if error is not None and error is not before.error:
-            managed.pending_demand = None
-            managed.retry_at_s = monotonic() + (
-                RETRY_AFTER_MEMORY_S if lacks_memory(error) else RETRY_AFTER_FAILURE_S
-            )
+        if after.error is not None and after.error is not before.error:
+            managed.note_failure(after.error, monotonic())
             self._timer.schedule(managed.retry_at_s)
-        if managed.model.rollout is not None and before.rollout is None:
+        if after.rollout is not None and before.rollout is None:
             managed.rollout = self._loop.create_future()
         managed.tell_queue()
-        for effect in effects:
+        for effect in effects_of(before, after):
             if not carry_out(effect, managed.driver):
                 self._carry_out(managed, effect)
         if managed.phase is not Phase.UNLOADING:
@@ -441,44 +400,24 @@ class Pool:
 
     def _carry_out(self, managed: ManagedModel, effect: Effect) -> None:
         match effect:
-            case states.SizedUp():
-                if self.on_sized is not None:
-                    self.on_sized(managed)
-            case states.EndLoads(error):
+            case effects.SizedUp() if self.on_sized is not None:
+                self.on_sized(managed)
+            case effects.EndLoads(error):
                 managed.resolve_load_waiters(error)
-            case states.EndRollout(error):
-                self._end_rollout(managed, error)
-            case states.Reload():
+            case effects.EndRollout(error):
+                managed.end_rollout(error)
+            case effects.Reload():
                 self._reload(managed)
-            case states.Announce(event):
+            case effects.Announce(event):
                 self.bus.publish(event)
-            case states.Forget():
+            case effects.Forget():
                 self._forget(managed)
-
-    def _end_rollout(self, managed: ManagedModel, error: LlamasupError | None) -> None:
-        if error is not None:
-            _log.error(
-                "rollout of model %r failed, its old processes keep running: %s", managed.spec.id, error
-            )
-        if managed.rollout is not None and not managed.rollout.done():
-            managed.rollout.set_result(error)
 
     def _reload(self, managed: ManagedModel) -> None:
         """The rollout ends with this load."""
         rollout = managed.rollout
-
-        def over(waiter: asyncio.Future[None]) -> None:
-            error = None if waiter.cancelled() else waiter.exception()
-            failure = error if isinstance(error, LlamasupError) and not self.stopping else None
-            if failure is not None:
-                _log.warning(
-                    "model %r was updated but could not be loaded again: %s", managed.spec.id, failure
-                )
-            if rollout is not None and not rollout.done():
-                rollout.set_result(failure)
-
         waiter: asyncio.Future[None] = self._loop.create_future()
-        waiter.add_done_callback(over)
+        waiter.add_done_callback(lambda load: managed.end_reload(rollout, load, stops=self.stopping))
         self._add_load_waiter(managed, waiter, "update")
 
     # --- reconciliation ---------------------------------------------------------------------------------
@@ -497,15 +436,22 @@ class Pool:
         for managed in tuple(self.active):
             if managed.state is not ModelState.REMOVED:
                 self._observe(managed, now_s)
-        self._grant_swaps()
+        for managed in [each for each in self.active if each.rolling_out]:
+            fits = turn_of(managed.model, self._others(managed), self.options.budget)
+            if fits is not None:
+                self._post(managed, partial(swap, fits=fits))
         models = {managed.key: managed.snapshot() for managed in self.active if managed.sized is not None}
         decided = decide_with_grounds(Snapshot(now_s, models, self.options.budget, self.options.residency))
         self._grounds = decided.grounds
-        self._end_proofs(decided.grounds)
+        for managed in tuple(self.active):
+            current, needed = managed.model.current, memory_needed(managed.model, decided.grounds)
+            if current is not None and needed is not None:
+                self._post(managed, partial(disprove, id_=current.id, error=needed))
         for action in decided.actions:
             self._apply(action)
         for managed in self.active:
-            self._note_wait(managed, decided.grounds.get(managed.key))
+            if (waits := managed.note_wait(decided.grounds.get(managed.key))) is not None:
+                self._note(recording.waiting(datetime.now(UTC), managed.spec.id, waits))
 
     def _observe(self, managed: ManagedModel, now_s: float) -> None:
         """Handle what does not depend on other models: expired demand, failures, sizings."""
@@ -520,106 +466,31 @@ class Pool:
             if managed.retry_at_s > now_s:
                 self._timer.schedule(managed.retry_at_s)
                 return
-            self._post(managed, states.RetryRequested())
-        self._post(managed, states.Wanted() if managed.wanted else states.Unwanted())
+            self._post(managed, steps.retry)
+        self._post(managed, steps.want if managed.wanted else steps.unwant)
         if managed.phase is Phase.ABSENT and not (managed.wanted or managed.sizing):
             del self.active[managed]
 
-    def _grant_swaps(self) -> None:
-        """One model at a time: then two generations fit in the memory more often. The proof of a build takes
-        minutes, so no other model waits for it.
-        """
-        for managed in tuple(self.active):
-            rollout = managed.model.rollout
-            if rollout is None or rollout.target is None:
-                continue
-            free: Mapping[str, int]
-            if rollout.step is RolloutStep.FREED:
-                free = self.remaining_for(managed)
-            elif rollout.step is RolloutStep.WAITING and not any(
-                other.state is ModelState.ROLLING_OUT and not is_proof_under_way(other.model)
-                for other in self.active
-            ):
-                free = remaining(self.remaining_for(managed), [managed.needs])
-            else:
-                continue
-            fits = all(free.get(device, 0) >= size for device, size in rollout.target.needs.items())
-            self._post(managed, states.SwapGranted(fits))
-
-    def _end_proofs(self, grounds: Mapping[str, Grounds]) -> None:
-        """A model that is wanted needs the memory more than the proof of a build."""
-        for managed in tuple(self.active):
-            current, sized = managed.model.current, managed.sized
-            if not is_proof_under_way(managed.model) or current is None or sized is None:
-                continue
-            for id_, why in grounds.items():
-                lacks = any(kind == "memory" and name in sized.needs for kind, name in why.lack)
-                if lacks and not why.idle_models_suffice:
-                    purpose = f"for {id_!r}" if id_ else "to stay within the budget"
-                    needed = BuildUnproven(
-                        f"The memory of the proof with {managed.spec.id!r} was needed {purpose}.",
-                        remedy="Try again when there are fewer requests.",
-                    )
-                    self._post(managed, states.Disproven(current.id, needed))
-
     def _apply(self, action: Action) -> None:
-        match action:
-            case Load(id_):
-                managed = self.managed_models[id_]
-                managed.kept_s = None
-                by = managed.loaded_by if managed.load_waiters else "request"
-                self.decisions.add(recording.loaded(datetime.now(UTC), id_, by))
-                self._post(managed, states.LoadGranted())
-            case Evict(id_, reason, for_id):
-                self._post(self.managed_models[id_], states.UnloadRequested(reason, for_id))
-            case Cordon(id_, for_id):
-                grounds = self._grounds.get(for_id)
-                self.decisions.add(recording.closed(datetime.now(UTC), id_, for_id, grounds))
-                self._post(self.managed_models[id_], states.Cordoned(for_id))
-            case Uncordon(id_):
-                self.decisions.add(recording.opened(datetime.now(UTC), id_))
-                self._post(self.managed_models[id_], states.Uncordoned())
-            case Reject(id_, reason):
-                refused = DoesNotFit(f"Model {id_!r} does not fit: {reason}.", remedy=_DOES_NOT_FIT_REMEDY)
-                self._post(self.managed_models[id_], states.Refused(refused))
-            case WakeAt(at_s):
-                self._timer.schedule(at_s)
-            case _ as unreachable:
-                assert_never(unreachable)
+        if isinstance(action, WakeAt):
+            self._timer.schedule(action.at_s)
+            return
+        managed = self.managed_models[action.id]
+        by = managed.loaded_by if managed.load_waiters else "request"
+        self._note(recording.of_action(action, datetime.now(UTC), by, self._grounds))
+        if isinstance(action, Load):
+            managed.kept_s = None
+        self._post(managed, steps.step_of(action))
 
     # --- reasons ----------------------------------------------------------------------------------------
+    def _note(self, decision: Decision | None) -> None:
+        if decision is not None:
+            self.decisions.add(decision)
+
     def note_restart(self, managed: ManagedModel) -> None:
         """A command restarts its processes."""
         self.decisions.add(recording.restarted(datetime.now(UTC), managed.spec.id))
 
-    def _note_wait(self, managed: ManagedModel, grounds: Grounds | None) -> None:
-        """Record a wait once for what it lacks; the amounts that are free change with each request."""
-        before = managed.waits
-        managed.waits = grounds if managed.state is ModelState.ABSENT else None
-        if managed.waits is not None and (before is None or before.missing != managed.waits.missing):
-            self.decisions.add(recording.waiting(datetime.now(UTC), managed.spec.id, managed.waits))
-
-    def _note_reductions(self, managed: ManagedModel, generation: int) -> None:
-        """Record what is smaller in the plan of a generation that serves."""
-        for runner in managed.runners:
-            if runner.instance.generation == generation and runner.plan is not None and runner.plan.reduced:
-                self.decisions.add(recording.reduced(datetime.now(UTC), managed.spec.id, runner.plan.reduced))
-                return
-
-
-def _as_built(spec: ModelSpec, managed: ManagedModel) -> ModelSpec:
-    """``spec`` with the build of the model, which no config decides."""
-    return replace(spec, runtime=managed.spec.runtime, unproven=managed.spec.unproven)
-
-
-async def _unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError | None:
-    raise NotImplementedError(f"{new.model!r} has an unproven build, and nothing judges it")
-
 
 def _stopping() -> Stopping:
     return Stopping("llamasup is stopping.", remedy="Start it again.")
-
-
-_DOES_NOT_FIT_REMEDY = (
-    "Reduce its size (ctx_size, parallel), pin fewer models, or raise a limit (memory, max_loaded, groups)."
-)

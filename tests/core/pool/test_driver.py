@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,8 @@ from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.shares import MemoryBudget
 from llamasup.core.pool.driver import DriverContext, ProcessDriver
 from llamasup.core.pool.estimate import SizedModel
-from llamasup.core.pool.model_states import (
-    Disproven,
-    Event,
-    ProcessesFailed,
-    ProcessesServing,
-    ProcessesStarting,
-)
+from llamasup.core.pool.model_states import Processes, ProcessesStatus
+from llamasup.core.pool.model_steps import Step
 from llamasup.core.pool.processes import Crashes
 from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.states import Instance, Policy, State
@@ -51,12 +47,12 @@ class Runner:
         await asyncio.sleep(0)  # its callback
 
 
-class Processes:
-    """A driver over two runners, and the events that it posts."""
+class Driven:
+    """A driver over two runners, and the steps that it posts."""
 
     def __init__(self, *before: Instance) -> None:
         self.runners = [Runner(instance) for instance in before]
-        self.events: list[Event] = []
+        self.steps: list[Step] = []
         context = DriverContext(
             cast("Any", None),
             cast("Any", self),
@@ -71,67 +67,71 @@ class Processes:
             spec=lambda: SPEC,
             policy=lambda _: Policy(),
             share=lambda _: MemoryBudget({}),
-            post=self.events.append,
+            post=self.steps.append,
         )
 
     def make(self, *_arguments: object, **_options: object) -> list[Runner]:
         return self.runners
 
-    def reported(self) -> list[type[Event]]:
+    def reported(self) -> list[Processes | None]:
+        """The reports since the last call; None for a refused build."""
         self.driver.report()
-        events, self.events[:] = list(self.events), []
-        return [type(event) for event in events]
+        steps, self.steps[:] = list(self.steps), []
+        return [step.keywords.get("seen") for step in steps if isinstance(step, partial)]
 
 
 @pytest.mark.parametrize("before", [Instance(), FAILED])
 @async_test
 async def test_nothing_is_reported_before_every_replica_has_taken_its_start(before: Instance) -> None:
     """Until then it still seems stopped, or failed as in the load before."""
-    processes = Processes(before, before)
+    processes = Driven(before, before)
     processes.driver.start(1, SIZED, withheld=True)
     assert processes.reported() == []
     await processes.runners[0].takes_its_start()
     assert processes.reported() == []
     await processes.runners[1].takes_its_start()
-    assert processes.reported() == [ProcessesStarting, ProcessesStarting]
+    assert processes.reported() == [Processes(1), Processes(1)]
 
 
 @async_test
 async def test_one_replica_that_serves_is_enough() -> None:
-    processes = Processes(Instance(), Instance())
+    processes = Driven(Instance(), Instance())
     processes.driver.start(1, SIZED, withheld=False)
     for runner in processes.runners:
         await runner.takes_its_start()
-    processes.events.clear()
+    processes.steps.clear()
     first, second = processes.runners
     first.instance = replace(first.instance, state=State.READY)
-    processes.driver.report()
+    assert processes.reported() == [Processes(1, ProcessesStatus.SERVING, complete=False)]
     second.instance = FAILED
-    processes.driver.report()
-    assert processes.events == [ProcessesServing(1, complete=False), ProcessesServing(1, complete=True)]
+    assert processes.reported() == [Processes(1, ProcessesStatus.SERVING, complete=True)]
 
 
 @async_test
 async def test_failure_is_reported_once_no_replica_serves_or_starts() -> None:
-    processes = Processes(Instance(), Instance())
+    processes = Driven(Instance(), Instance())
     processes.driver.start(1, SIZED, withheld=False)
     for runner in processes.runners:
         await runner.takes_its_start()
     processes.runners[0].instance = FAILED
-    assert processes.reported()[-1] is ProcessesStarting
+    assert processes.reported()[-1] == Processes(1)
     processes.runners[1].instance = FAILED
-    assert processes.reported() == [ProcessesFailed]
+    (report,) = processes.reported()
+    assert report is not None
+    assert (report.status, report.settled) == (ProcessesStatus.FAILED, True)
 
 
 @async_test
 async def test_one_failed_replica_refuses_the_build_that_is_withheld() -> None:
-    processes = Processes(Instance(), Instance())
+    processes = Driven(Instance(), Instance())
     processes.driver.start(1, SIZED, withheld=True)
     for runner in processes.runners:
         await runner.takes_its_start()
     first, second = processes.runners
     first.instance = replace(first.instance, state=State.READY)
     second.instance = FAILED
-    assert processes.reported()[-1] is Disproven
+    assert processes.reported()[-1] is None
     first.instance = FAILED
-    assert processes.reported() == [ProcessesFailed]
+    (report,) = processes.reported()
+    assert report is not None
+    assert (report.status, report.settled) == (ProcessesStatus.FAILED, True)

@@ -1,12 +1,13 @@
 """Random loads, unloads, crashes, changes, removals and budgets, with a driver that only remembers.
 
-The world is a pool without a clock, a queue or a process: it passes events to the table, asks the real
+The world is a pool without a clock, a queue or a process: it takes steps of the models, asks the real
 policy, and answers requests as the queue of a model would.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -20,29 +21,26 @@ from hypothesis.stateful import (
 )
 
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool import model_states as states
+from llamasup.core.pool import model_steps as steps
 from llamasup.core.pool.answers import pause_of, reason_of
 from llamasup.core.pool.driver import carry_out
+from llamasup.core.pool.effects import EndLoads, EndRollout, Forget, Reload, Start, effects_of
 from llamasup.core.pool.eviction_policy import (
     Action,
-    Cordon,
-    Evict,
-    Load,
     ModelSnapshot,
     Phase,
-    Reject,
     ResidencyPolicy,
     Snapshot,
-    Uncordon,
+    WakeAt,
     decide,
 )
 from llamasup.core.pool.model_states import (
-    HOLDING,
     IN_TURN,
     Estimate,
-    Event,
     Model,
     ModelState,
+    Place,
+    Processes,
     ProcessesStatus,
     RolloutStep,
     charged,
@@ -51,8 +49,9 @@ from llamasup.core.pool.model_states import (
     old_needs_of,
     phase_of,
 )
-from llamasup.core.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
-from scripts.generated.pool_states import ANSWER, ERROR, Plan
+from llamasup.core.pool.model_steps import Step
+from llamasup.core.pool.rollout_steps import disprove, observe, prove, swap, turn_of
+from scripts.generated.pool_states import ANSWER, ERROR, PLACES, Plan, name_of_step
 from tests.kit.extent import examples
 
 NAMES = st.sampled_from("abc")
@@ -80,7 +79,7 @@ class FakeDriver:
         self.sizings[ticket] = spec
 
     def cancel_sizing(self, ticket: int) -> None:
-        self.sizings.pop(ticket)
+        self.sizings.pop(ticket, None)  # it may have ended
 
     def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None:
         assert id_ not in self.running
@@ -126,9 +125,8 @@ class Managed:
 
     @property
     def serves(self) -> bool:
-        processes = (self.model.current, self.model.old)
         return pause_of(self.model) is None and any(
-            one is not None and one.status is ProcessesStatus.SERVING for one in processes
+            one.status is ProcessesStatus.SERVING for one in self.model.processes
         )
 
 
@@ -142,41 +140,39 @@ class World(RuleBasedStateMachine):
         self.now_s = 1.0
         self.managed = {name: Managed(ModelSpec(name, "one.gguf")) for name in "abc"}
         self.removed: list[Managed] = []
-        self.events: deque[tuple[Managed, Event]] = deque()
+        self.steps_to_take: deque[tuple[Managed, Step]] = deque()
         self.dispatching = False
 
     # --- the pool
 
-    def post(self, managed: Managed, event: Event) -> None:
-        self.events.append((managed, event))
+    def post(self, managed: Managed, step: Step) -> None:
+        self.steps_to_take.append((managed, step))
         if self.dispatching:
             return
         self.dispatching = True
-        while self.events:
-            self.advance(*self.events.popleft())
+        while self.steps_to_take:
+            self.advance(*self.steps_to_take.popleft())
         self.dispatching = False
 
-    def advance(self, managed: Managed, event: Event) -> None:
+    def advance(self, managed: Managed, step: Step) -> None:
         before = managed.model
-        self.transitions[place_of(before), type(event).__name__] += not is_stale(before, event)
-        managed.model, effects = advance_model(before, event)
-        managed.rollouts += managed.model.rollout is not None and before.rollout is None
-        for effect in effects:
+        after = managed.model = step(before)
+        self.transitions[before.place, name_of_step(step)] += after is not before
+        managed.rollouts += after.rollout is not None and before.rollout is None
+        for effect in effects_of(before, after):
             if carry_out(effect, managed.driver):
-                if isinstance(effect, states.Start) and isinstance(
-                    event, states.LoadGranted | states.SwapGranted
-                ):
+                if isinstance(effect, Start) and name_of_step(step) in {"load", "swap"}:
                     assert self.charged <= self.budget, "started without memory"
                 continue
             match effect:
-                case states.EndLoads():
+                case EndLoads():
                     managed.loads = 0
-                case states.EndRollout():
+                case EndRollout():
                     managed.rollouts -= 1
-                case states.Reload():
+                case Reload():
                     managed.rollouts -= 1
                     self.load(managed)
-                case states.Forget():
+                case Forget():
                     self.removed.remove(managed)
         self.answer(managed)
 
@@ -194,14 +190,10 @@ class World(RuleBasedStateMachine):
     def charged(self) -> int:
         return sum(charged(managed.model).get("ram", 0) for managed in self.all)
 
-    def free_for(self, managed: Managed) -> int:
-        others = sum(charged(other.model).get("ram", 0) for other in self.all if other is not managed)
-        return self.budget - others - old_needs_of(managed.model).get("ram", 0)
-
     def load(self, managed: Managed) -> None:
         managed.unloaded = False
         if managed.model.state is not ModelState.REMOVED:
-            self.post(managed, states.RetryRequested())
+            self.post(managed, steps.retry)
             managed.loads += 1
 
     def reconcile(self) -> None:
@@ -209,7 +201,7 @@ class World(RuleBasedStateMachine):
         for managed in self.managed.values():
             if managed.model.state is ModelState.RESIDENT:
                 managed.loads = 0
-            self.post(managed, states.Wanted() if managed.wanted else states.Unwanted())
+            self.post(managed, steps.want if managed.wanted else steps.unwant)
         self.grant_swaps()
         snapshots = {
             f"{name}{number}": self.snapshot(f"{name}{number}", managed)
@@ -234,31 +226,14 @@ class World(RuleBasedStateMachine):
 
     def grant_swaps(self) -> None:
         for managed in self.managed.values():
-            rollout = managed.model.rollout
-            if rollout is None or rollout.target is None:
-                continue
-            is_busy = any(
-                other.model.state is ModelState.ROLLING_OUT for other in self.all if other is not managed
-            )
-            free = self.free_for(managed)
-            if rollout.step is RolloutStep.WAITING and not is_busy:
-                free -= needs_of(managed.model).get("ram", 0)
-            elif rollout.step is not RolloutStep.FREED:
-                continue
-            self.post(managed, states.SwapGranted(fits=free >= rollout.target.needs["ram"]))
+            others = [other.model for other in self.all if other is not managed]
+            fits = turn_of(managed.model, others, {"ram": self.budget})
+            if fits is not None:
+                self.post(managed, partial(swap, fits=fits))
 
     def apply(self, action: Action) -> None:
-        match action:
-            case Load(id_):
-                self.post(self.managed[id_[0]], states.LoadGranted())
-            case Evict(id_, reason, for_id):
-                self.post(self.managed[id_[0]], states.UnloadRequested(reason, for_id))
-            case Cordon(id_, for_id):
-                self.post(self.managed[id_[0]], states.Cordoned(for_id))
-            case Uncordon(id_):
-                self.post(self.managed[id_[0]], states.Uncordoned())
-            case Reject(id_, _):
-                self.post(self.managed[id_[0]], states.Refused(ERROR))
+        if not isinstance(action, WakeAt):
+            self.post(self.managed[action.id[0]], steps.step_of(action))
 
     # --- users
 
@@ -278,7 +253,7 @@ class World(RuleBasedStateMachine):
         managed = self.managed[name]
         managed.loads = managed.requests = 0
         managed.unloaded = True
-        self.post(managed, states.UnloadRequested())
+        self.post(managed, steps.unload)
         assert phase_of(managed.model) in {Phase.ABSENT, Phase.UNLOADING}
 
     @rule(name=NAMES)
@@ -293,20 +268,20 @@ class World(RuleBasedStateMachine):
     def change_file(self, name: str, file: str, unproven: bool) -> None:
         managed = self.managed[name]
         if managed.model.spec.source != file:
-            self.post(managed, states.SpecChanged(ModelSpec(name, file, unproven=unproven)))
+            self.post(managed, partial(steps.change_spec, spec=ModelSpec(name, file, unproven=unproven)))
 
     @rule(budget=st.integers(2, 12))
     def change_budget(self, budget: int) -> None:
         self.budget = budget
         for managed in self.managed.values():
-            self.post(managed, states.BudgetChanged())
+            self.post(managed, steps.change_budget)
 
     @rule(name=NAMES)
     def remove_and_add(self, name: str) -> None:
         gone = self.managed[name]
         self.removed.append(gone)
         self.managed[name] = Managed(ModelSpec(name, "one.gguf"))
-        self.post(gone, states.RemoveRequested(ANSWER, ERROR))
+        self.post(gone, partial(steps.remove, answer=ANSWER, error=ERROR))
         assert not gone.wanted
 
     # --- the machine
@@ -316,10 +291,8 @@ class World(RuleBasedStateMachine):
         managed = self.managed[name]
         for ticket, spec in tuple(managed.driver.sizings.items()):
             del managed.driver.sizings[ticket]
-            self.post(
-                managed,
-                states.Sized(ticket, plan_of(spec)) if works else states.SizingFailed(ticket, ERROR),
-            )
+            found = plan_of(spec) if works else ERROR
+            self.post(managed, partial(steps.take_size, ticket=ticket, found=found))
 
     @rule(name=NAMES, outcome=st.sampled_from(["starting", "partly", "serving", "failed", "retrying"]))
     def processes_change(self, name: str, outcome: str) -> None:
@@ -338,15 +311,18 @@ class World(RuleBasedStateMachine):
             return
         match outcome:
             case "starting":
-                event: Event = states.ProcessesStarting(id_)
-            case "failed":
-                event = states.ProcessesFailed(id_, ERROR, ANSWER)
-                del managed.driver.running[id_]
-            case "retrying":
-                event = states.ProcessesFailed(id_, ERROR, ANSWER, settled=False)
+                seen = Processes(id_)
+            case "failed" | "retrying":
+                settled = outcome == "failed"
+                seen = Processes(id_, ProcessesStatus.FAILED, error=ERROR, answer=ANSWER, settled=settled)
+                if settled:
+                    del managed.driver.running[id_]
             case _:
-                event = states.ProcessesServing(id_, outcome == "serving")
-        self.post(managed, event)
+                seen = Processes(id_, ProcessesStatus.SERVING, outcome == "serving")
+        self.observe(managed, seen)
+
+    def observe(self, managed: Managed, seen: Processes) -> None:
+        self.post(managed, partial(observe, seen=seen))
 
     @rule(name=NAMES, works=st.booleans())
     def proof_ends(self, name: str, works: bool) -> None:
@@ -354,7 +330,8 @@ class World(RuleBasedStateMachine):
         managed = self.managed[name]
         for id_ in tuple(managed.driver.proofs):
             managed.driver.proofs.remove(id_)
-            self.post(managed, states.Proven(id_) if works else states.Disproven(id_, ERROR))
+            refused = partial(disprove, id_=id_, error=ERROR)
+            self.post(managed, partial(prove, id_=id_) if works else refused)
 
     @rule(name=NAMES)
     def late_restart(self, name: str) -> None:
@@ -364,7 +341,7 @@ class World(RuleBasedStateMachine):
         if current is not None and current.status is ProcessesStatus.STOPPED:
             assert managed.model.sized is not None
             managed.driver.running[current.id] = managed.model.sized
-            self.post(managed, states.ProcessesStarting(current.id))
+            self.observe(managed, Processes(current.id))
 
     @rule()
     def processes_end(self) -> None:
@@ -375,7 +352,7 @@ class World(RuleBasedStateMachine):
         for id_ in tuple(managed.driver.stopping):
             managed.driver.stopping.discard(id_)
             managed.driver.running.pop(id_, None)
-            self.post(managed, states.ProcessesReleased(id_))
+            self.observe(managed, Processes(id_, ProcessesStatus.STOPPED))
 
     @rule()
     def decide_again(self) -> None:
@@ -417,12 +394,10 @@ class World(RuleBasedStateMachine):
         World.steps += 1
         for managed in self.all:
             model = managed.model
-            owned = {
-                one.id for one in (model.current, model.old) if one is not None and one.status in HOLDING
-            }
+            owned = {one.id for one in model.holding}
             assert set(managed.driver.running) <= owned, model
             assert managed.driver.stopping <= owned, model
-            known = {one.id for one in (model.current, model.old) if one is not None}
+            known = {one.id for one in model.processes}
             assert set(managed.driver.known) <= known, model
 
     @invariant()
@@ -456,7 +431,7 @@ class World(RuleBasedStateMachine):
             if model.current is not None and model.current.id in managed.driver.withheld:
                 steps = {RolloutStep.BESIDE, RolloutStep.PROVING}
                 stops = model.current.status not in {ProcessesStatus.STARTING, ProcessesStatus.SERVING}
-                assert stops or place_of(model) in steps, model
+                assert stops or model.place in steps, model
 
     @invariant()
     def sizings_and_rollouts_are_known(self) -> None:
@@ -498,21 +473,21 @@ def run(examples: int, steps: int) -> int:
     return World.steps
 
 
-def test_models_keep_their_promises_in_any_order_of_events() -> None:
+def test_models_keep_their_promises_in_any_order_of_steps() -> None:
     assert run(examples(100), 50) > 30 * examples(100)
 
 
 @pytest.mark.extended
-def test_models_keep_their_promises_in_long_orders_of_events() -> None:
+def test_models_keep_their_promises_in_long_orders_of_steps() -> None:
     assert run(600, 100) > 30_000
     reached = places()
     for _ in range(10):  # a rare place may be in none of so many random orders
-        if reached != set(TABLE):
+        if reached != set(PLACES):
             run(100, 100)
             reached |= places()
-    assert reached == set(TABLE)
+    assert reached == set(PLACES)
 
 
 def places() -> set[Place]:
-    """Those of the table in which an event happened, in the last run."""
+    """The places in which a step changed something, in the last run."""
     return {place for (place, _), count in World.transitions.items() if count}

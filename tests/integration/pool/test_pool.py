@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from llamasup.core.models.spec import ModelSpec, Stay
 from llamasup.core.planning import planner
 from llamasup.core.pool import driver, estimate
-from llamasup.core.pool import pool as pool_module
+from llamasup.core.pool import model as pool_model
 from llamasup.core.pool.estimate import SizedModel
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.supervision.backoff import RestartPolicy
@@ -151,7 +151,7 @@ async def test_lack_of_memory_is_retried_soon(
             monkeypatch.setattr(planner, "hardware", lambda: replace(really(), memory_available_bytes=1000))
             refused = await models.ask("a").refusal()
             assert (refused.cause, models["a"].phase) == ("does_not_fit", Phase.FAILED)
-            assert refused.retry_after_s == pytest.approx(pool_module.RETRY_AFTER_MEMORY_S, abs=1.0)
+            assert refused.retry_after_s == pytest.approx(pool_model.RETRY_AFTER_MEMORY_S, abs=1.0)
             assert models["a"].runners[0].instance.restarts == 0
             monkeypatch.setattr(planner, "hardware", really)
             await models.load("a")
@@ -263,7 +263,7 @@ async def test_silent_driver_does_not_block_an_unload(
 async def test_request_that_may_not_wait_starts_the_load(
     said: dict[str, Any], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 3600.0)  # the load ends the demand, not this time
+    monkeypatch.setattr(pool_model, "DEMAND_TTL_S", 3600.0)  # the load ends the demand, not this time
     spec = spec_of(file_of(tmp_path, "a", tiny_model), **said)
     other = spec_of(file_of(tmp_path, "b", tiny_model))
     async with pooled(tmp_path, spec, other, capacity=1.5) as models:
@@ -282,7 +282,7 @@ async def test_request_that_may_not_wait_starts_the_load(
 async def test_expired_demand_loads_no_model(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 1.0)
+    monkeypatch.setattr(pool_model, "DEMAND_TTL_S", 1.0)
     spec = spec_of(file_of(tmp_path, "a", tiny_model), wait_timeout_s=0.0)
     other = spec_of(file_of(tmp_path, "b", tiny_model), stay=Stay())
     async with pooled(tmp_path, spec, other, capacity=1.5) as models:

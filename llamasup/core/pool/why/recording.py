@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from llamasup.core.llama_server.plan_limits import Change, Reduction
 from llamasup.core.pool.cheapest_set import Demand, Resource
-from llamasup.core.pool.eviction_policy import Grounds
+from llamasup.core.pool.eviction_policy import Action, Cordon, Grounds, Load, Uncordon
 from llamasup.core.pool.why.decision import Decision
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading, PublishedEvent, ServerExited
 from llamasup.core.system.text import memory_text
@@ -39,23 +39,26 @@ _UNLOADED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-def loaded(time: datetime, model: str, by: LoadedBy) -> Decision:
-    return Decision(time, model, "load", f" because {_LOADED_BY[by]}")
+def of_action(
+    action: Action, time: datetime, by: LoadedBy, grounds: Mapping[str, Grounds]
+) -> Decision | None:
+    """Find the decision behind an action, unless an event will report it. ``by``: the reason of a load."""
+    match action:
+        case Load(model):
+            return Decision(time, model, "load", f" because {_LOADED_BY[by]}")
+        case Cordon(model, for_id):  # its requests in flight finish, then it is evicted
+            why = _needed_by(for_id, grounds.get(for_id))
+            return Decision(time, model, "drain", f" because {why}", (_PIN, _MORE_MEMORY))
+        case Uncordon(model):
+            return Decision(time, model, "resume", " because its memory is no longer needed")
+        case _:
+            return None
 
 
 def waiting(time: datetime, model: str, grounds: Grounds) -> Decision:
     """Leaves out the models that it waits for, which may change at any time."""
     why = _lacks("it", grounds)
     return Decision(time, model, "wait", f" because {why}", waiting_change(grounds))
-
-
-def closed(time: datetime, model: str, for_id: str, grounds: Grounds | None) -> Decision:
-    """Its requests in flight finish, then it is evicted."""
-    return Decision(time, model, "drain", f" because {_needed_by(for_id, grounds)}", (_PIN, _MORE_MEMORY))
-
-
-def opened(time: datetime, model: str) -> Decision:
-    return Decision(time, model, "resume", " because its memory is no longer needed")
 
 
 def reduced(time: datetime, model: str, reductions: Sequence[Reduction]) -> Decision:

@@ -9,15 +9,13 @@ from msgspec.structs import replace
 
 from llamasup.core.llama_server.plan_limits import Change, Reduction
 from llamasup.core.pool.cheapest_set import COUNT, Candidate, Resource
-from llamasup.core.pool.eviction_policy import Grounds
+from llamasup.core.pool.eviction_policy import Action, Evict, Grounds, Reject, WakeAt
 from llamasup.core.pool.why.decision import Decision
 from llamasup.core.pool.why.recording import (
     LoadedBy,
     build_changed,
-    closed,
-    loaded,
+    of_action,
     of_event,
-    opened,
     reduced,
     reductions_change,
     reductions_text,
@@ -36,7 +34,19 @@ from llamasup.core.supervision.events import (
 )
 from llamasup.core.supervision.states import State
 from llamasup.errors import DoesNotFit, GaveUp, ServerFailed
-from tests.core.pool.why.samples import BIG, GIB, KILLED, LACKS_MEMORY, NOON, RAM, SMALLER, TWO_SLOTS
+from tests.core.pool.why.samples import (
+    BIG,
+    GIB,
+    KILLED,
+    LACKS_MEMORY,
+    NOON,
+    RAM,
+    SMALLER,
+    TWO_SLOTS,
+    closed,
+    loaded,
+    opened,
+)
 
 GROUP: Resource = ("group", "llama@CUDA0")
 NEEDS_5_GIB = "qwen needs 5.0 GiB of ram, of which 2.0 GiB is free"
@@ -54,6 +64,11 @@ NEEDS_5_GIB = "qwen needs 5.0 GiB of ram, of which 2.0 GiB is free"
 )
 def test_load_says_what_it_is_for(by: LoadedBy, because: str) -> None:
     assert loaded(NOON, "qwen", by).text == f"qwen is loaded because {because}."
+
+
+@pytest.mark.parametrize("action", [Evict("a", "ttl"), Reject("a", "it is too large"), WakeAt(1.0)])
+def test_actions_that_an_event_reports_are_recorded_with_it(action: Action) -> None:
+    assert of_action(action, NOON, "request", {}) is None
 
 
 @pytest.mark.parametrize(

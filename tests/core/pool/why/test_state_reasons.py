@@ -16,6 +16,7 @@ from llamasup.core.pool.why.state_reasons import Explanation, ModelView, explain
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading, ServerExited
 from llamasup.core.supervision.states import State
 from llamasup.errors import DoesNotFit
+from tests.core.pool.why import samples
 from tests.core.pool.why.samples import KILLED, LACKS_MEMORY, NOON, TWO_SLOTS
 
 MORE_MEMORY = "Allow more memory (memory in the config), or make the models smaller (ctx_size, parallel)."
@@ -36,7 +37,7 @@ def sentences(state: str, *decisions: Decision | None, **facts: Any) -> Sequence
     return explained(state, *decisions, **facts).sentences
 
 
-LOADED = recording.loaded(before(180), "qwen", "request")
+LOADED = samples.loaded(before(180), "qwen", "request")
 CRASHED = of_event(ServerExited("qwen", 1, None, KILLED, 0.0), before(60), {})
 GIVEN_UP = of_event(ServerExited("qwen", 1, None, KILLED, None), before(60), {})
 EVICTED = of_event(ModelUnloading("qwen", "memory", "gemma"), before(5), {"gemma": LACKS_MEMORY})
@@ -172,7 +173,7 @@ def test_load_under_way_has_its_reason(state: str) -> None:
     ("decision", "in_flight", "first", "last"),
     [
         (
-            recording.closed(NOON, "qwen", "gemma", None),
+            samples.closed(NOON, "qwen", "gemma", None),
             2,
             "qwen gets no new requests because gemma needs its memory. It finishes 2 requests first.",
             "qwen gets no new requests because gemma needs its memory. It finishes 2 requests first.",
@@ -185,7 +186,7 @@ def test_load_under_way_has_its_reason(state: str) -> None:
         ),
         (None, 0, "The llama-server of qwen is ending.", "The llama-server of qwen is ending."),
         (
-            recording.opened(NOON, "qwen"),
+            samples.opened(NOON, "qwen"),
             0,
             "The llama-server of qwen is ending.",
             "The llama-server of qwen is ending.",
@@ -281,7 +282,7 @@ def test_requests_do_not_load_a_model_that_a_command_unloaded_under_run() -> Non
     ],
 )
 def test_time_of_a_decision_is_in_its_largest_unit(seconds: float, text: str) -> None:
-    loaded = recording.loaded(before(seconds), "qwen", "request")
+    loaded = samples.loaded(before(seconds), "qwen", "request")
     assert sentences("ready", loaded) == (f"qwen was loaded {text} because a request asked for it.",)
 
 
