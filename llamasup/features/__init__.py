@@ -42,15 +42,15 @@ class Feature(NamedTuple):
     pages: str = ""
     """``(Proxy, Address, hosts, ControlTarget, wake) → ConsolePages``: a part of the control application."""
     dialect: str = ""
-    """``(list_models, keep) → Dialect``: the API of the listener of ``--ollama``."""
+    """``(keep) → Dialect``: the API of the listener of ``--ollama``."""
     batches: str = ""
     """``(settings, Keys) → (BatchWorker, routes)``: requests that llamasup sends itself."""
     downloads: str = ""
     """``(DownloadSettings, run folder, environ) → Downloads``: downloads the models of ``serve``."""
     fetch_missing: str = ""
     """``(model, View)``: downloads the model of ``run``, if it is not here."""
-    catalogue: str = ""
-    """``(Backend, Config) → CatalogueSource``: names in front of those of the models of ``serve``."""
+    catalog: str = ""
+    """``(Backend, Config) → CatalogFront``: names in front of those of the models of ``serve``."""
     upgrades: str = ""
     """``(Pool, models, tasks, use_runtime) → Upgrades``: moves all models to another build."""
     follow_runtime: str = ""
@@ -130,7 +130,7 @@ FEATURES: Final = (
         commands={"usage": "Show the requests and tokens of each model, key and day."},
         observer="llamasup.features.usage.recorder:attach",
     ),
-    Feature("virtual", catalogue="llamasup.features.virtual.attach:VirtualSource"),
+    Feature("virtual", catalog="llamasup.features.virtual.virtual_backend:VirtualBackend"),
     Feature(
         "wrap",
         commands={"wrap": "Supervise an existing llama-server command line, unchanged."},

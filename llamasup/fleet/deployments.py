@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llamasup.errors import ServerFailed
-from llamasup.features.peers.membership import ExpectedModel
+from llamasup.features.peers.nodes import ExpectedModel
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.directory_table import DirectoryTable
 from llamasup.fleet.ingress import Forward, Ingress, IngressSettings, ReplicaAnswer

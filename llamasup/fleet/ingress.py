@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec import Struct
 from starlette.requests import Request as AsgiRequest
 from starlette.responses import Response
@@ -26,20 +27,21 @@ from llamasup.core.http.routes import CONTROL
 from llamasup.core.http.sse import error_event
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unknown_model, unnamed_model
 from llamasup.core.models.names import NameIndex
-from llamasup.core.pool.catalog.model_listing import encode_list, encode_one
+from llamasup.core.pool.shown_state import ListedStatus
 from llamasup.core.proxy.access_policy import PUBLIC_PATHS, AccessPolicy
 from llamasup.core.proxy.body_rules import judge_body
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits, ProxyConfig
 from llamasup.core.queueing.outcomes import load_queue_full, wait_timed_out
 from llamasup.features.peers.groups import ModelGroup, why_not_served
-from llamasup.features.peers.membership import ExpectedModel
+from llamasup.features.peers.nodes import ExpectedModel
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.messages import ListedModel
 from llamasup.fleet.node_requests import AnswerBegin
 
 _log = logging.getLogger("ray.serve")
 
+_encode: Final = msgspec.json.Encoder().encode
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _ERROR_EVENTS: Final = (b'data: {"error":', b"event: error\n")
 _KNOWN_S: Final = 5.0
@@ -385,14 +387,14 @@ class IngressModels:
 
     def all(self, key: ApiKey | None) -> bytes:
         """Answer ``/v1/models`` with the models that the key may use."""
-        return encode_list(self._entry(model) for model in self._models.values() if may_use(key, model))
+        entries = [self._entry(model) for model in self._models.values() if may_use(key, model)]
+        return _encode({"object": "list", "data": entries})
 
     def one(self, model: ResolvedModel) -> bytes:
         """Answer ``/v1/models/{id}``."""
-        return encode_one(self._entry(model))
+        return _encode(self._entry(model))
 
     def _entry(self, model: ResolvedModel) -> dict[str, Any]:
-        status: Mapping[str, str] = {"value": "loaded" if self._is_served(model.id) else "unloaded"}
         return {
             "id": model.id,
             "object": "model",
@@ -400,7 +402,7 @@ class IngressModels:
             "owned_by": "llamasup",
             "aliases": model.names[1:],
             "tags": (),
-            "status": status,
+            "status": {"value": ListedStatus.of(serves=self._is_served(model.id)).value},
         }
 
 

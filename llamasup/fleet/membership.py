@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from llamasup.core.http.httpx_client import httpx
 from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.errors import UsageInvalid
-from llamasup.features.peers.membership import ExpectedModel, Peer
+from llamasup.features.peers.nodes import ExpectedModel, Peer
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
 from llamasup.fleet.secret_file import fleet_secret

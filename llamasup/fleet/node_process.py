@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.http.httpx_client import httpx
+from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.system.own_command import own_command
 from llamasup.core.system.storage.folders import Claimed, claim
 from llamasup.errors import ServerFailed
@@ -167,7 +168,7 @@ class NodeProcess:
             if silent_s < _SILENT_S:
                 return
             raise self._failed(f"llamasup has not answered for {silent_s:.0f} s ({error!r}).") from error
-        if model["state"] == "failed":
+        if model["state"] == ShownState.FAILED:
             raise self._failed(self._failure or f"The model {self._spec.model!r} has failed.")
 
     def _failed(self, message: str, exit_code: int = 75) -> ServerFailed:
@@ -181,8 +182,8 @@ class NodeProcess:
             slots=self._slots,
             busy=model.get("in_flight") or 0,
             queued=model.get("queued") or 0,
-            asleep=model["state"] == "stopped",
-            ready=model["state"] == "ready",
+            asleep=model["state"] == ShownState.STOPPED,
+            ready=model["state"] == ShownState.READY,
         )
 
     async def wake(self) -> None:

@@ -17,7 +17,7 @@ from llamasup.core.config.issues import ConfigIssues, Issue
 from llamasup.core.config.nodes import MAX_BYTES
 from llamasup.core.config.reading import Reading, read_text
 from llamasup.core.control.interface import ConfigMistakes, ConfigRefused, shown
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.core.system.text import path_text

@@ -27,7 +27,7 @@ from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
-from llamasup.features.peers.membership import Membership, Peer
+from llamasup.features.peers.nodes import Membership, Peer
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
 

@@ -20,19 +20,18 @@ from llamasup.core.config.inventory import (
     read_inventory,
     search_paths,
 )
-from llamasup.core.control.interface import ConfigAccess, OtherModels, ServiceOwner, Upgrades
+from llamasup.core.control.interface import ConfigAccess, ExplainedModels, ServiceOwner, Upgrades
 from llamasup.core.control.pool_target import ConfiguredTarget
 from llamasup.core.http.address import Address
 from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.hub.remote_file import Listener
-from llamasup.core.models.diff import Changes
 from llamasup.core.models.registry import build
 from llamasup.core.models.rules import ModelRule, Problem
-from llamasup.core.models.spec import ModelSpec
+from llamasup.core.models.spec import Changes, ModelSpec
 from llamasup.core.models.watch import ModelWatch
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.model import ManagedModel
-from llamasup.core.proxy.backend import Backend, ModelList
+from llamasup.core.proxy.backend import Backend
 from llamasup.core.supervision.events import (
     Bus,
     ConfigRejected,
@@ -42,7 +41,7 @@ from llamasup.core.supervision.events import (
 )
 from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached
-from llamasup.features.peers.membership import Membership
+from llamasup.features.peers.nodes import Membership
 from llamasup.service.config_source import ConfigSource, Configured
 from llamasup.service.model_files import Downloads, ModelFiles
 from llamasup.service.models import HostedModels, LogListener
@@ -62,13 +61,8 @@ _KEYS_READ_AT_RELOAD = (
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
 
-class CatalogueSource(OtherModels, Protocol):
+class CatalogFront(Backend, ExplainedModels, Protocol):
     """Names in front of those of another backend, which lead to its models."""
-
-    @property
-    def backend(self) -> Backend:
-        """The names, and the backend behind them."""
-        ...
 
     def apply(self, config: Config) -> None:
         """Use this config from now on: it was read again."""
@@ -120,12 +114,11 @@ class ConfiguredModels(HostedModels):
             self.control_target.make_config = self._make_config
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(source.options.membership)
-        self._sources: list[CatalogueSource] = []
-        for make in attached("catalogue"):
-            names: CatalogueSource = make(self.backend, configured.config)
-            self._sources.append(names)
-            self.backend = names.backend
-            self.control_target.other_models = (names, *self.control_target.other_models)
+        self._fronts: list[CatalogFront] = []
+        for make in attached("catalog"):
+            front: CatalogFront = make(self.backend, configured.config)
+            self._fronts.append(front)
+            self.backend = self.control_target.catalog = front
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -139,8 +132,7 @@ class ConfiguredModels(HostedModels):
         """None without other nodes: then nothing of them is imported, or on the path of a request."""
         if make is None and not self._configured.peers:
             return None
-        from llamasup.features.peers.backend import NodesBackend
-        from llamasup.features.peers.control import PeerModels
+        from llamasup.features.peers.nodes_backend import NodesBackend
         from llamasup.features.peers.peers import Peers
         from llamasup.features.peers.static import StaticMembership
 
@@ -159,9 +151,8 @@ class ConfiguredModels(HostedModels):
             if own.continue_streams is None
             else own.continue_streams,
         )
-        self.backend = NodesBackend(self.catalog, peers)
+        self.backend = self.control_target.catalog = NodesBackend(self.catalog, peers)
         self.control_target.nodes = peers
-        self.control_target.other_models = (PeerModels(peers),)
         self._bus.listen(self._follow_models)
         return peers
 
@@ -239,11 +230,6 @@ class ConfiguredModels(HostedModels):
             await self.peers.drained(self._configured.options.policy.drain_timeout_s)
         return self._error
 
-    def described(self) -> ModelList:
-        listing = self.backend.listing()
-        assert listing is not None  # of many models, llamasup makes the list
-        return listing
-
     def ask_stop(self, *, now: bool) -> None:
         super().ask_stop(now=now)
         if self.peers is not None:
@@ -275,8 +261,8 @@ class ConfiguredModels(HostedModels):
             if self._configured_peers is not None:
                 self._configured_peers.replace(configured.peers)
             settings = self._settings_changed(configured, before)
-            for names in self._sources:
-                names.apply(configured.config)
+            for front in self._fronts:
+                front.apply(configured.config)
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(

@@ -339,7 +339,7 @@ def _ollama_dialect(models: HostedModels) -> Dialect:
     dialect = only_attached("dialect")
     if dialect is None:
         raise missing_feature("--ollama")
-    return cast(Dialect, dialect(models.described, models.keep))
+    return cast(Dialect, dialect(models.keep))
 
 
 async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:

@@ -14,21 +14,19 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.core.control.interface import ControlTarget, ServiceOwner
-from llamasup.core.control.only_model_target import OnlyModelTarget
-from llamasup.core.control.pool_target import can_restart_in_place
+from llamasup.core.control.pool_target import OnlyModelTarget, can_restart_in_place
 from llamasup.core.http.address import Address
 from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.registry import Registry
 from llamasup.core.models.spec import KeepResult, ModelSpec, Stay
 from llamasup.core.planning.facts import Launch
-from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.only_model import OnlyModel
+from llamasup.core.pool.catalog.catalog import Catalog, OnlyModel
 from llamasup.core.pool.estimate import Fetch, SizedModel, Sizer, Starter
 from llamasup.core.pool.model import policy_for
 from llamasup.core.pool.options import PoolOptions
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.processes import Runners
-from llamasup.core.proxy.backend import Backend, ModelList
+from llamasup.core.proxy.backend import Backend
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.core.supervision.not_serving import failure_of
 from llamasup.core.supervision.runner import InstanceRunner
@@ -132,10 +130,6 @@ class HostedModels(ABC):
         self._pool.ask_stop(now=now)
 
     @abstractmethod
-    def described(self) -> ModelList:
-        """Return the models, as ``serve`` lists them at /v1/models."""
-
-    @abstractmethod
     async def begun(self) -> None:
         """Wait until requests can be accepted, and queued."""
 
@@ -180,9 +174,6 @@ class HostedEntry(HostedModels):
     def runner(self) -> InstanceRunner | None:
         """None until its first start."""
         return next(iter(self._only.managed.runners), None)
-
-    def described(self) -> ModelList:
-        return self._only.described()
 
     async def begun(self) -> None:
         if not self._stopping:

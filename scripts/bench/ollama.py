@@ -21,7 +21,6 @@ import psutil
 import uvloop
 
 from llamasup.core.http.address import UnixAddress
-from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.dialect import OllamaDialect
@@ -49,17 +48,13 @@ def serve(upstream: str) -> None:
     async def run() -> None:
         (sock,) = bind("127.0.0.1", 0)
         proxy = Proxy(OneModel(Endpoint("tiny", 1, UnixAddress(upstream)), 1.0, 1), ProxyConfig())
-        dialect = OllamaDialect(lambda: ModelListing([], _no_model), lambda *_: "kept")
+        dialect = OllamaDialect(lambda *_: "kept")
         await proxy.start([sock], dialect=dialect)
         print(sock.getsockname()[1], flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await proxy.aclose()
 
     uvloop.run(run())
-
-
-def _no_model(_: str) -> None:
-    raise KeyError
 
 
 def until(sock: socket.socket, end: bytes) -> None:

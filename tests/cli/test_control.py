@@ -18,7 +18,7 @@ from llamasup.core.control import discovery
 from llamasup.core.control.client import ControlAddress
 from llamasup.core.control.interface import shown
 from llamasup.core.control.selection import Discovered, Running, Unresponsive
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.errors import DoesNotFit, LlamasupError, ModelUnknown, NotRunning, UsageInvalid
 from tests.core.control.fake import FakeControlTarget, served
 

@@ -10,8 +10,7 @@ import pytest
 
 from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.core.http.address import TcpAddress
-from llamasup.core.models.diff import Changes
-from llamasup.core.models.spec import ModelSpec
+from llamasup.core.models.spec import Changes, ModelSpec
 from llamasup.core.supervision.events import (
     ConfigRejected,
     Downloading,

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from llamasup.core.control.interface import shown
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from tests.e2e.driver import (
     NEW_INTERPRETER,
     PATIENCE_S,

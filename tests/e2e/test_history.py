@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from llamasup.core.models.spec import ModelSpec
+from llamasup.core.pool.catalog.collect import process_of
 from llamasup.core.pool.catalog.status import model_status
+from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.supervision import states
 from llamasup.core.supervision.state_machine import InvalidTransition
 from llamasup.core.supervision.states import State
@@ -19,7 +23,8 @@ def test_status_lists_the_last_events(tiny_model: Path, fake_server: Callable[..
     async def test() -> None:
         async with serving(tiny_model, runtime=fake_server()) as server:
             await server.reaches(State.READY, 1)
-            events = model_status("m", (), (server.runner,), queued=0)["events"]
+            info = ModelInfo(ModelSpec("m", "/m.gguf"), processes=(process_of(server.runner),))
+            events = model_status(info, datetime.now(UTC), lambda pid: None)["events"]
             assert events[0]["event"] == "start_requested"
             assert events[0]["state"] == "starting"
             assert events[0]["time"].startswith("20")

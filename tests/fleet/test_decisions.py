@@ -15,7 +15,7 @@ from llamasup.core.config import load
 from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.core.settings.units import Size
 from llamasup.errors import ConfigInvalid, FleetUnusable
-from llamasup.features.peers.membership import ExpectedModel, Peer
+from llamasup.features.peers.nodes import ExpectedModel, Peer
 from llamasup.fleet.membership import Known, merged
 from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
 from llamasup.fleet.replicas import (

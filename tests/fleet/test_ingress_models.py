@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
-from llamasup.features.peers.membership import ExpectedModel
+from llamasup.features.peers.nodes import ExpectedModel
 from llamasup.fleet.ingress import IngressModels, no_node, replica_ended
 from llamasup.fleet.messages import ListedModel, NodeLoad, routing_load, routing_stats
 

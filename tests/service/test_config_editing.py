@@ -14,7 +14,7 @@ import pytest
 from llamasup.core.config import Config, load
 from llamasup.core.config.nodes import MAX_BYTES
 from llamasup.core.control.interface import ConfigMistakes, ConfigRefused
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor

@@ -21,7 +21,7 @@ from llamasup.cli.output.results import write_bytes, write_json, write_result
 from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
 from llamasup.cli.target import TargetOptions, models_to_show, with_client, with_each_client
-from llamasup.core.pool.shown_state import AWAY
+from llamasup.core.pool.shown_state import AWAY, ShownState
 from llamasup.core.system.text import printable
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 commands = command_set()
 
-_UNHEALTHY = frozenset({"failed", "backoff"})
+_UNHEALTHY = frozenset({ShownState.FAILED, ShownState.BACKOFF})
 
 _MAX_LINES = 10_000
 

@@ -19,9 +19,8 @@ from llamasup.core.gguf.facts import ModelFacts, is_served
 from llamasup.core.hub.store import hub_endpoint
 from llamasup.core.llama_server.slots.store import sweep_slots
 from llamasup.core.models.access import output_modalities, resolved
-from llamasup.core.models.attachments import Attachments
 from llamasup.core.models.by_name import default_folders
-from llamasup.core.models.found import FoundModel
+from llamasup.core.models.found import Attachments, FoundModel
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.removal import Removal, refuse_loaded, remove, to_remove
 from llamasup.core.models.rules import Problem

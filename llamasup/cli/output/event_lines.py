@@ -13,7 +13,7 @@ from llamasup.cli.output.layout import table
 from llamasup.cli.output.rate_limit import RequestLineLimit, is_routine
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
 from llamasup.core.llama_server.rpc.find import FoundWorker
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.observability.access_record import shown_path
 from llamasup.core.observability.counters import RequestRecord
 from llamasup.core.planning.facts import Launch

@@ -1,6 +1,6 @@
 """Formats the ``status`` object of the control API as text: the table of ``ps`` and ``status``.
 
-``pool/catalog/status.py`` makes the object of each model.
+``core/pool/catalog/status.py`` makes the object of each model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from llamasup.cli.output.layout import fitted_table, with_nodes
 from llamasup.cli.output.view import duration_text
-from llamasup.core.pool.shown_state import AWAY
+from llamasup.core.pool.shown_state import AWAY, IN_TROUBLE
 from llamasup.core.queueing.wait_estimate import progress_text
 from llamasup.core.system.text import memory_text, printable
 
@@ -103,7 +103,7 @@ def _node_problem(node: Mapping[str, Any]) -> str:
 
 def _problem(model: Model) -> str:
     """The problem and remedy of a model that cannot serve: the last exit of its server, if it had one."""
-    if model.get("state") not in ("failed", "backoff", "broken"):
+    if model.get("state") not in IN_TROUBLE:
         return ""
     last = model.get("last_exit")
     if last is None:

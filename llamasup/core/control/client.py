@@ -18,7 +18,7 @@ from msgspec import Struct
 from llamasup.core.control.private_socket import Reached, reach
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
-from llamasup.core.pool.why.decision import MAX_DECISIONS
+from llamasup.core.pool.why.recording import MAX_DECISIONS
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import asdict
 
 from llamasup.core.hub.remote_file import Listener
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.errors import ConfigInvalid, Stopping
 
 if TYPE_CHECKING:
@@ -245,16 +245,14 @@ class ConfigAccess(Protocol):
         ...
 
 
-class OtherModels(Protocol):
-    """Models that are not in the pool of this llamasup, such as virtual ones and those of other nodes."""
+class ExplainedModels(Protocol):
+    """The models of a catalog. Virtual models and models of other nodes are not in the pool."""
 
-    def why(self, model: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """The answer of ``ControlTarget.why``; None for another name. ``why_of`` answers for a model that
-        stands behind this one.
-        """
+    def why(self, name: str) -> Mapping[str, Any]:
+        """The answer of ``ControlTarget.why``."""
         ...
 
-    def refuse(self, what: str, model: str) -> None:
+    def refuse(self, what: str, name: str) -> None:
         """Raises Conflict if only another process could do this (``ServiceOwner.control_asks``)."""
         ...
 

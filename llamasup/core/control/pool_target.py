@@ -1,20 +1,24 @@
-"""The control target of a pool: models, each of which can be loaded, unloaded and restarted."""
+"""The control target of a pool: models, each of which can be loaded, unloaded and restarted.
+
+``ConfiguredTarget`` is that of ``serve``, ``OnlyModelTarget`` that of ``run`` and ``wrap``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from llamasup._version import __version__
 from llamasup.core.control.interface import (
     ConfigAccess,
+    ExplainedModels,
     Fetch,
     Nodes,
-    OtherModels,
     ServiceOwner,
     Upgrades,
     refuse_if_stopping,
@@ -23,21 +27,15 @@ from llamasup.core.control.interface import (
 )
 from llamasup.core.http.address import Address
 from llamasup.core.hub.remote_file import Listener
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.observability.counters import InstanceGauges, NodeGauges
-from llamasup.core.pool.catalog.model_view import unload_in_s, why_of
-from llamasup.core.pool.catalog.status import (
-    gauges_of,
-    held_bytes_of,
-    model_status,
-    scrape,
-    state_of_managed,
-    status_of,
-    wait_before_load,
-)
+from llamasup.core.pool.catalog.catalog import OnlyModel
+from llamasup.core.pool.catalog.collect import info_of
+from llamasup.core.pool.catalog.status import gauges_of, held_bytes_of, model_status
 from llamasup.core.pool.driver import is_ready_or_settled
 from llamasup.core.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.core.pool.model import ManagedModel
+from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.pool.model_states import ModelState, is_proof_under_way
 from llamasup.core.pool.pool import Pool
 from llamasup.core.supervision.events import Bus
@@ -47,10 +45,11 @@ from llamasup.core.supervision.states import RestartRequested, StartRequested, S
 from llamasup.core.system.text import printable
 from llamasup.errors import Conflict
 
-__all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
+if TYPE_CHECKING:
+    from llamasup.core.llama_server.client import Prober
 
 
-class Models(Protocol):
+class Models(ExplainedModels, Protocol):
     """The models of a pool by their names: a ``Catalog`` or ``OnlyModel``."""
 
     @property
@@ -85,8 +84,8 @@ class PoolTarget:
         self._started_s = monotonic()
         self.nodes: Nodes | None = None
         """The other nodes, if there are any."""
-        self.other_models: Sequence[OtherModels] = ()
-        """Models that are not in the pool. The first that knows a name explains it."""
+        self.catalog: ExplainedModels = models
+        """The models of the pool, with those in front of them that are not in the pool."""
 
     @property
     def bus(self) -> Bus:
@@ -94,24 +93,46 @@ class PoolTarget:
 
     # --- state
 
+    def _infos(self) -> Iterator[ModelInfo]:
+        return map(info_of, self._models.managed_models())
+
     def status(self) -> Mapping[str, Any]:
-        models = map(_status, self._models.managed_models())
-        status = status_of(self._address, monotonic() - self._started_s, models)
-        nodes = () if self.nodes is None else self.nodes.status()
-        return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
+        now = datetime.now(UTC)
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self._address.url,
+            "uptime_s": round(monotonic() - self._started_s, 3),
+            "models": [model_status(info, now, _rss_bytes_of) for info in self._infos()],
+            "budget": dict(self._models.pool.options.budget),
+            "nodes": [] if self.nodes is None else list(self.nodes.status()),
+        }
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Return the gauges of models that were loaded at least once: a thousand others would be noise."""
-        return gauges_of(self._runners())
+        return [gauges for info in self._infos() for gauges in gauges_of(info)]
 
     def node_gauges(self) -> NodeGauges | None:
         return None if self.nodes is None else self.nodes.gauges()
 
     async def scrape(self) -> Mapping[str, str]:
-        return await scrape(self._runners())
+        """Read all models at the same time, each from its first replica."""
+        texts: dict[str, str] = {}
 
-    def _runners(self) -> Iterator[InstanceRunner]:
-        return (runner for model in self._models.managed_models() for runner in model.runners)
+        async def read(model: str, prober: Prober) -> None:
+            async with prober:
+                if (text := await prober.metrics()) is not None:
+                    texts[model] = text
+
+        asked: list[str] = []
+        async with asyncio.TaskGroup() as tasks:
+            for managed in self._models.managed_models():
+                serving = (each for each in managed.runners if each.instance.state is State.READY)
+                prober = next(filter(None, (runner.prober() for runner in serving)), None)
+                if prober is not None:
+                    asked.append(managed.spec.id)
+                    tasks.create_task(read(managed.spec.id, prober), name=f"{managed.spec.id}/scrape")
+        return {model: texts[model] for model in asked if model in texts}
 
     async def memory(self) -> Mapping[str, Any]:
         from llamasup.core.pool.catalog.memory import memory_of  # here, to keep the start short
@@ -123,9 +144,8 @@ class PoolTarget:
         return None
 
     def held_bytes(self) -> int:
-        return sum(
-            held_bytes_of(managed) for managed in self._models.managed_models() if managed.holds_memory
-        )
+        held = (managed for managed in self._models.managed_models() if managed.holds_memory)
+        return sum(held_bytes_of(info_of(managed)) for managed in held)
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         # Here, to keep the start short: these read configs.
@@ -188,14 +208,7 @@ class PoolTarget:
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
     def why(self, model: str) -> Mapping[str, Any]:
-        return self._why(self.other_models, model)
-
-    def _why(self, others: Sequence[OtherModels], model: str) -> Mapping[str, Any]:
-        if not others:
-            return why_of(self._models.known(model), self._models.pool)
-        first, *rest = others
-        found = first.why(model, partial(self._why, rest))
-        return self._why(rest, model) if found is None else found
+        return self.catalog.why(model)
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]
@@ -254,16 +267,11 @@ class PoolTarget:
             raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
-        self._refuse_elsewhere(what, model)
+        self.catalog.refuse(what, model)
         managed = self._models.known(model, create=what == "load")
         refuse_if_stopping(self._owner)
         self._owner.control_asks(what, managed.spec.id)
         return managed
-
-    def _refuse_elsewhere(self, what: str, model: str) -> None:
-        """Raises Conflict for a model that is not in the pool."""
-        for others in self.other_models:
-            others.refuse(what, model)
 
 
 class ConfiguredTarget(PoolTarget):
@@ -324,7 +332,7 @@ class ConfiguredTarget(PoolTarget):
         return shown(await self._reload())
 
     def pull(self, model: str) -> Fetch:
-        self._refuse_elsewhere("pull", model)
+        self.catalog.refuse("pull", model)
         refuse_if_stopping(self._owner)
         fetch = self._files.pull(model)
         self._owner.control_asks("pull", printable(model))
@@ -332,6 +340,60 @@ class ConfiguredTarget(PoolTarget):
 
     async def remove(self, model: str) -> Mapping[str, Any]:
         return await self._files.remove(self._accept("rm", model))
+
+
+class OnlyModelTarget(PoolTarget):
+    """The target of ``run`` and ``wrap``: one model, which can be unloaded while its address stays.
+
+    A request for a state that the model already has is not reported to the owner.
+    """
+
+    def __init__(
+        self,
+        owner: ServiceOwner,
+        only: OnlyModel,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+    ) -> None:
+        super().__init__(owner, only, address, log_path)
+        self._only = only
+
+    async def load(self, model: str) -> None:
+        """Load the model. A crashed one starts at once."""
+        managed = self._find(model)
+        if managed.serves:
+            return
+        if not can_restart_in_place(managed):
+            await super().load(model)
+            return
+        self._owner.control_asks("load", managed.spec.id)
+        for runner in managed.runners:
+            await self._serve(runner, StartRequested())
+
+    async def unload(self, model: str) -> None:
+        managed = self._find(model)
+        if not (managed.holds_memory or managed.wanted):
+            return
+        await super().unload(model)
+        if managed.wanted:
+            raise Conflict(f"{managed.spec.id!r} was loaded again while it was unloading.")
+
+    async def reload(self) -> Mapping[str, Any]:
+        """Restart the model with its current file, as there is no configuration. An unloaded model stays
+        unloaded.
+        """
+        managed = self._find(self._only.managed.spec.id)
+        model = (managed.spec.id,)
+        if not managed.holds_memory:
+            return shown(Changes(unchanged=model))
+        self._owner.control_asks("reload", *model)
+        await self._restart(managed)
+        return shown(Changes(changed=model))
+
+    def _find(self, model: str) -> ManagedModel:
+        managed = self._only.known(model)
+        refuse_if_stopping(self._owner)
+        return managed
 
 
 def _free_without_models(device: Mapping[str, Any]) -> int:
@@ -366,28 +428,8 @@ def can_restart_in_place(managed: ManagedModel) -> bool:
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
 
-def _status(managed: ManagedModel) -> Mapping[str, Any]:
-    spec = managed.spec
-    problem = spec.problem or ("" if managed.error is None else managed.error.message)
-    status = model_status(
-        spec.id,
-        spec.aliases,
-        managed.runners,
-        queued=len(managed.served.queue),
-        facts=managed.facts,
-        state=None if spec.stay.by_command else state_of_managed(managed),
-        awaits=None if spec.stay.by_command else wait_before_load(managed, monotonic()),
-        until=_until(managed),
-        pinned=spec.stay.pin,
-    )
-    needs = None if managed.sized is None else dict(managed.sized.needs) or None
-    remedy = spec.remedy or ("" if managed.error is None else managed.error.remedy)
-    return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
+def _rss_bytes_of(pid: int) -> int | None:
+    from llamasup.core.system.hardware.probe import load_usage
 
-
-def _until(managed: ManagedModel) -> str | None:
-    """Return when the model will be unloaded if no request arrives before; None if unknown."""
-    left_s = unload_in_s(managed, monotonic())
-    if left_s is None:
-        return None
-    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat(timespec="seconds")
+    usage = load_usage(pid)
+    return None if usage is None else usage.rss_bytes

@@ -29,10 +29,10 @@ from llamasup.core.control.interface import (
 )
 from llamasup.core.control.json_body import read_body
 from llamasup.core.control.private_socket import THROUGH_PROXY
-from llamasup.core.control.request_updates import RequestUpdates
 from llamasup.core.control.streams import (
     MAX_PULLS,
     MAX_PULLS_OF_ONE,
+    RequestUpdates,
     Stream,
     Streams,
     event_stream,
@@ -45,7 +45,7 @@ from llamasup.core.observability.counters import Metrics
 from llamasup.core.observability.last_hour import STEP_S, LastHour
 from llamasup.core.observability.own_log import OwnLog, OwnLogTail
 from llamasup.core.observability.prometheus import CONTENT_TYPE, exposition
-from llamasup.core.pool.why.decision import MAX_DECISIONS
+from llamasup.core.pool.why.recording import MAX_DECISIONS
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.system.hardware.nvml import vram_by_process
 from llamasup.core.system.process.log_tail import MAX_LINES, LogTail

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -36,6 +37,16 @@ class ResolvedModel(Struct, frozen=True):
     @property
     def id(self) -> str:
         return self.names[0]
+
+
+class ListedModel(Struct, frozen=True):
+    """A model in a list. ``render`` makes its entry, under the names of the model that it is given."""
+
+    model: ResolvedModel
+    render: Callable[[ResolvedModel], Any]
+
+    def entry(self) -> Any:
+        return self.render(self.model)
 
 
 def resolved(spec: ModelSpec) -> ResolvedModel:

@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from msgspec import Struct, field, structs
 
-from llamasup.core.models.attachments import NO_SOURCES, Attachments
-from llamasup.core.models.found import FoundModel
+from llamasup.core.models.found import NO_SOURCES, Attachments, FoundModel
 from llamasup.core.models.name_bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
 from llamasup.core.models.names import NameIndex, pattern
 from llamasup.core.models.rules import ModelRule, Problem, check_rules

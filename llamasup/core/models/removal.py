@@ -20,11 +20,10 @@ from llamasup.core.hub.choose import quant_tag
 from llamasup.core.hub.part_file import Busy, PartFile, leftovers_of
 from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, parse_ref
 from llamasup.core.hub.store import downloaded, is_file, paths_of_url
-from llamasup.core.models.attachments import projector_going_with
 from llamasup.core.models.by_name import did_you_mean, file_of
 from llamasup.core.models.file_use import adapters_in
 from llamasup.core.models.folder import list_models
-from llamasup.core.models.found import FoundModel
+from llamasup.core.models.found import FoundModel, projector_going_with
 from llamasup.core.system.text import printable
 from llamasup.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
 

@@ -42,8 +42,7 @@ from llamasup.core.pool.processes import Crashes, Runners
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.rollout_steps import disprove, memory_needed, swap, turn_of
 from llamasup.core.pool.why import recording
-from llamasup.core.pool.why.decision import Decision, Decisions
-from llamasup.core.pool.why.recording import LoadedBy
+from llamasup.core.pool.why.recording import Decision, Decisions, LoadedBy
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.core.supervision.states import State

@@ -5,27 +5,16 @@ The proxy resolves the name of a model once for a request, to a ``ModelRoute``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Protocol, TypeGuard
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route, Work
-from llamasup.core.models.access import ResolvedModel
+from llamasup.core.models.access import ListedModel, ResolvedModel
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.request_queue import RequestQueue
+from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.repairs import Repairs
-
-
-class ModelList(Protocol):
-    """The answers to ``/v1/models``, as JSON."""
-
-    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        """All models, or only those that are ``allowed``."""
-        ...
-
-    def one(self, model: str) -> bytes:
-        """The model with this id."""
-        ...
 
 
 class ServedModel(Protocol):
@@ -49,6 +38,10 @@ class ServedModel(Protocol):
         """
         ...
 
+    def load(self) -> ServedLoad:
+        """Return how busy they are."""
+        ...
+
 
 class ModelRoute(Protocol):
     """The destination of the requests for one model."""
@@ -61,6 +54,10 @@ class ModelRoute(Protocol):
     @property
     def served(self) -> ServedModel:
         """Its processes."""
+        ...
+
+    def listed(self) -> ListedModel:
+        """The model in ``/v1/models``."""
         ...
 
 
@@ -87,7 +84,20 @@ def is_virtual(route: ModelRoute) -> TypeGuard[VirtualRoute]:
 
 
 class Backend(Protocol):
-    """The models, by the names in requests."""
+    """The catalog: the models, by the names in requests.
+
+    A backend may put names in front of those of another backend: virtual models, and models of other nodes.
+    """
+
+    @property
+    def node(self) -> str:
+        """The id of this node for other nodes."""
+        ...
+
+    @property
+    def lists_models(self) -> bool:
+        """False: llama-server's own answer to ``/v1/models`` is forwarded."""
+        ...
 
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
@@ -100,17 +110,10 @@ class Backend(Protocol):
         """
         ...
 
+    def models(self, *, for_node: bool = False) -> Iterator[ListedModel]:
+        """List the models. ``for_node``: only those of this node, with their load, for another node."""
+        ...
+
     def readiness(self) -> HttpError | None:
         """None if requests would be served now, else why not."""
-        ...
-
-    def listing(self) -> ModelList | None:
-        """The content of ``/v1/models``; None: forward llama-server's own answer."""
-        ...
-
-    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
-        """The content of ``/v1/models`` for another node: the models of this node, with their load.
-
-        ``seen`` returns a model with the names that the node may know; None: the node must not see it.
-        """
         ...

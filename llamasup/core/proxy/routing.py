@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import msgspec
 
+from llamasup._version import __version__
 from llamasup.core.http.heads import (
     Head,
     HttpError,
@@ -25,7 +26,7 @@ from llamasup.core.http.requested_model import FORMS_ONLY, named_in_path, plain_
 from llamasup.core.http.routes import CONTROL
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
-from llamasup.core.proxy.backend import Backend, ModelList, ServedModel, VirtualRoute, is_virtual
+from llamasup.core.proxy.backend import Backend, ServedModel, VirtualRoute, is_virtual
 from llamasup.core.proxy.context import ProxyContext
 from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import BUSY, Lease
@@ -54,6 +55,7 @@ _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llama
 
 _MAX_SHOWN: Final = 200  # letters of an error
 
+_encode = msgspec.json.Encoder().encode
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 # As llama-server with several models (b11434). Its web interface and other clients look for the role.
 _ROUTER = (
@@ -99,7 +101,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
     transparent = access.rules.transparent
     if head.path in access.own_paths and not (transparent and backend.readiness() is None):
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
-    if head.route.lists and (head.from_node or backend.listing() is not None):
+    if head.route.lists and (head.from_node or backend.lists_models):
         return _MODEL_LIST
     if not transparent and (head.route is CONTROL or head.route.of_batches or head.path in CONTROL_PATHS):
         return _CONTROL
@@ -215,37 +217,34 @@ def answer_locally(
         return 302, response(302, b"", *_TO_CONSOLE, lines, method=head.method, close=close, json=False)
     if answerer is _HEALTH:
         return answer(head, backend, lines, close=close, shows_diagnosis=access.shows_diagnosis)
-    return answer_listing(request, backend.listing(), backend, close=close)
+    return answer_listing(request, backend, close=close)
 
 
-def answer_listing(
-    request: Request, listing: ModelList | None, backend: Backend, *, close: bool
-) -> tuple[int, bytes]:
-    """Status and complete response for ``/v1/models`` and ``/v1/models/{id}``.
-
-    ``listing`` None: only another node gets an answer here.
-    """
+def answer_listing(request: Request, backend: Backend, *, close: bool) -> tuple[int, bytes]:
+    """Status and complete response for ``/v1/models`` and ``/v1/models/{id}``."""
     head, lines, key = request.head, request.response_lines, request.key
     if head.method not in _READS:
         error = HttpError(405, "use GET for the list of models")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", lines, close=close)
     name = named_in_path(head.path)
-    if name is None or listing is None:
-        limited = key is not None and bool(key.models)
-        if head.from_node or listing is None:
-            seen = (lambda model: model if may_use(key, model) else None) if limited else None
-            return 200, response(200, backend.node_listing(seen), lines, method=head.method, close=close)
-        allowed = (lambda model: may_use(key, model)) if limited else None
-        return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
-    request.requested_model = name
-    route = backend.resolve(name)
-    if isinstance(route, HttpError):
-        refusal = access_denied(request, None) or route
-    elif (denied := access_denied(request, route.model)) is not None:
-        refusal = denied
+    if name is not None and backend.lists_models:
+        request.requested_model = name
+        route = backend.resolve(name)
+        if isinstance(route, HttpError):
+            refusal = access_denied(request, None) or route
+        elif (denied := access_denied(request, route.model)) is not None:
+            refusal = denied
+        else:
+            body = _encode(route.listed().entry())
+            return 200, response(200, body, lines, method=head.method, close=close)
+        return refusal.status, error_response(refusal, lines, method=head.method, close=close)
+    models = backend.models(for_node=head.from_node)
+    shown = [listed.entry() for listed in models if may_use(key, listed.model)]
+    if head.from_node:
+        body = _encode({"node": backend.node, "models": shown, "version": __version__})
     else:
-        return 200, response(200, listing.one(route.model.id), lines, method=head.method, close=close)
-    return refusal.status, error_response(refusal, lines, method=head.method, close=close)
+        body = _encode({"object": "list", "data": shown})
+    return 200, response(200, body, lines, method=head.method, close=close)
 
 
 def unknown_path(request: Request, why: HttpError) -> HttpError:

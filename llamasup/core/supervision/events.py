@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from llamasup.core.http.address import Address, TcpAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import Adjustment
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.states import State
 from llamasup.core.system.process.child import Exit

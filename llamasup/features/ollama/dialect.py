@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
@@ -20,26 +21,24 @@ from msgspec.structs import replace
 from llamasup._version import __version__
 from llamasup.core.http.heads import Head, HttpError
 from llamasup.core.http.routes import Work, route_of
-from llamasup.core.models.access import ResolvedModel, may_use, unfit_model
-from llamasup.core.proxy.backend import Backend, ModelList, ModelRoute
+from llamasup.core.models.access import may_use, unfit_model
+from llamasup.core.proxy.backend import Backend, ModelRoute
 from llamasup.core.proxy.context import LocalAnswer
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.routing import access_denied
 from llamasup.features.ollama.answer_format import error_line, loaded
-from llamasup.features.ollama.fields import Refused, boolean, decoded, refusal
+from llamasup.features.ollama.fields import Refused, boolean, decoded, refusal, setting_of
 from llamasup.features.ollama.files_answer import FilesAnswer
-from llamasup.features.ollama.listing import (
-    ListedModel,
+from llamasup.features.ollama.model_answer import JSON, Keep, ModelAnswer, Served, created_at, error_response
+from llamasup.features.ollama.model_lists import (
+    Entry,
     features_of,
-    read_list,
-    read_one,
+    read_listed,
     running,
     shown,
     spellings,
     tags,
 )
-from llamasup.features.ollama.model_answer import JSON, Keep, ModelAnswer, Served, created_at, error_response
-from llamasup.features.ollama.options import setting_of
 from llamasup.features.ollama.requests import PATHS, Features, OllamaRequest, model_of, read_request
 
 __all__ = ["OllamaDialect"]
@@ -53,7 +52,6 @@ _READS: Final = (b"GET", b"HEAD")
 _POST: Final = (b"POST",)
 _DELETE: Final = (b"DELETE",)
 _CONTROL: Final = b"/llamasup/v1/"
-_LOADED: Final = "loaded"
 
 _NOT_HERE: Final[Mapping[bytes, str]] = {
     b"/api/create": "llamasup makes no models: name a file, a repository or an alias in its config",
@@ -75,16 +73,11 @@ class _WrongMethod(Exception):
 
 
 class OllamaDialect:
-    """A ``Dialect``. ``list_models`` returns the models as /v1/models does. ``keep``: see ``Served``."""
+    """A ``Dialect``. ``keep``: see ``Served``."""
 
-    def __init__(
-        self,
-        list_models: Callable[[], ModelList],
-        keep: Keep,
-    ) -> None:
-        self._list_models = list_models
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
         self._named: set[str] = set()  # options without effect, of which there are few
-        self._served = Served(self._features_of, keep)
 
     # --- Dialect
 
@@ -125,8 +118,9 @@ class OllamaDialect:
         self._name_once(wanted.idle)
         name = _served_name(wanted.name, backend)
         request.body = msgspec.json.encode({"model": name, **wanted.body})
+        served = Served(partial(_features_of, backend), self._keep)
         # Without the body, which would stay in memory until the end of the answer.
-        request.translation = ModelAnswer(replace(wanted, body={}), request.received_at, self._served)
+        request.translation = ModelAnswer(replace(wanted, body={}), request.received_at, served)
         request.head = _head_for(request.head, wanted.path)
         return None
 
@@ -141,7 +135,7 @@ class OllamaDialect:
 
     def _unload(self, wanted: OllamaRequest, route: ModelRoute) -> HttpError | LocalAnswer:
         """A request without a prompt, with ``keep_alive`` 0."""
-        kept = self._served.keep(route.model.id, 0.0, 0)
+        kept = self._keep(route.model.id, 0.0, 0)
         if kept == "fixed":
             return HttpError(
                 400,
@@ -154,29 +148,11 @@ class OllamaDialect:
         return LocalAnswer(loaded(wanted, created_at(), reason="unload" if kept == "kept" else "stop"))
 
     def _features(self, request: Request, backend: Backend, name: str) -> Features:
-        found = self._listed(request, backend, name)
-        return Features() if found is None else features_of(found)
-
-    def _listed(self, request: Request, backend: Backend, name: str) -> ListedModel | None:
-        """Return the model as listed. None if the request may not use it: it is refused later, as on every
-        other path.
-        """
+        """Return none if the request may not use the model: it is refused later, as on every other path."""
         try:
-            route = self._route(request, backend, name)
+            return features_of(read_listed(self._route(request, backend, name).listed()))
         except Refused:
-            return None
-        return self._entry(route.model.id)
-
-    def _entry(self, id_: str) -> ListedModel | None:
-        """Return the model. None if it was removed meanwhile, or is only on another node."""
-        try:
-            return read_one(self._list_models().one(id_))
-        except KeyError:
-            return None
-
-    def _features_of(self, id_: str) -> Features:
-        found = self._entry(id_)
-        return Features() if found is None else features_of(found)
+            return Features()
 
     # --- requests that llamasup answers
 
@@ -191,11 +167,10 @@ class OllamaDialect:
                 return LocalAnswer(msgspec.json.encode({"version": VERSION, "llamasup": __version__}))
             case b"/api/tags":
                 _require(head, _READS)
-                return LocalAnswer(tags(read_list(self._list_models().all(_allowed(request)))))
+                return LocalAnswer(tags(_models(request, backend)))
             case b"/api/ps":
                 _require(head, _READS)
-                models = read_list(self._list_models().all(_allowed(request)))
-                return LocalAnswer(running(models, datetime.now(UTC)))
+                return LocalAnswer(running(_models(request, backend), datetime.now(UTC)))
             case b"/api/show":
                 _require(head, _POST)
                 return self._show(request, backend)
@@ -222,7 +197,7 @@ class OllamaDialect:
         fields = decoded(request.body)
         boolean(fields, "verbose")  # the tokens of a vocabulary are never shown
         route = self._route(request, backend, model_of(fields))
-        return LocalAnswer(shown(read_one(self._list_models().one(route.model.id))))
+        return LocalAnswer(shown(read_listed(route.listed())))
 
     # --- requests that the control API carries out
 
@@ -276,9 +251,15 @@ class OllamaDialect:
         return route
 
 
-def _allowed(request: Request) -> Callable[[ResolvedModel], bool] | None:
-    key = request.key
-    return (lambda model: may_use(key, model)) if key is not None and key.models else None
+def _features_of(backend: Backend, id_: str) -> Features:
+    """Return none if the model was removed meanwhile."""
+    route = backend.resolve(id_)
+    return Features() if isinstance(route, HttpError) else features_of(read_listed(route.listed()))
+
+
+def _models(request: Request, backend: Backend) -> list[Entry]:
+    """The models that the request may use."""
+    return [read_listed(listed) for listed in backend.models() if may_use(request.key, listed.model)]
 
 
 def _served_name(name: str, backend: Backend) -> str:

@@ -13,8 +13,7 @@ import msgspec
 
 from llamasup.core.models.redaction import redact_paths
 from llamasup.core.proxy.stages import Ended
-from llamasup.features.ollama.answer_format import error_line, error_text
-from llamasup.features.ollama.events import EVENT, Events
+from llamasup.features.ollama.answer_format import EVENT, Events, error_line, error_text
 from llamasup.features.ollama.model_answer import OllamaAnswer
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -20,7 +20,9 @@ from llamasup.core.models.spec import KeepResult
 from llamasup.core.proxy.stages import AnswerHead, Attempt, Ended, Position, ResponseForm, Stage
 from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.ollama.answer_format import (
+    EVENT,
     BrokenAnswer,
+    Events,
     Lines,
     Times,
     error_line,
@@ -28,7 +30,6 @@ from llamasup.features.ollama.answer_format import (
     status_of_error,
     whole,
 )
-from llamasup.features.ollama.events import EVENT, Events
 from llamasup.features.ollama.fields import Refused
 from llamasup.features.ollama.requests import Features, OllamaRequest, check_features
 

@@ -26,12 +26,13 @@ from llamasup.features.ollama.fields import (
     keep_alive,
     object_of,
     objects,
+    parameters,
     refusal,
     source,
     text,
     texts,
+    without_effect,
 )
-from llamasup.features.ollama.options import parameters, without_effect
 
 __all__ = ["PATHS", "Features", "Kind", "OllamaRequest", "check_features", "model_of", "read_request"]
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from msgspec import Struct
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work
-from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.catalog.node_listing import NodeModel
+from llamasup.core.models.access import ListedModel, ResolvedModel
+from llamasup.core.pool.catalog.v1_models import NodeModel
+from llamasup.core.pool.shown_state import ListedStatus, ShownState
 from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.wait_estimate import ServedLoad, progress_text, retry_after_s
 from llamasup.core.system.text import sentence
-from llamasup.features.peers.known import KnownNode, NodeState
-from llamasup.features.peers.membership import ExpectedModel
+from llamasup.features.peers.nodes import ExpectedModel, KnownNode, NodeState
 
 RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
@@ -113,7 +114,7 @@ def cold_choice(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> str | None
 
 
 def _coldness(model: NodeModel, node: KnownNode) -> tuple[bool, float, int]:
-    is_away = model.state == "stopped"
+    is_away = model.state == ShownState.STOPPED
     return is_away, 0.0 if is_away or model.eta_s is None else model.eta_s, node.requests
 
 
@@ -226,6 +227,51 @@ def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
 def _turns(side: ServedLoad) -> float:
     """Return how many requests are served before a new one, for each permit."""
     return (side.waiting + 1) / side.slots
+
+
+# --- the list of models ------------------------------------------------------------------------------
+
+
+def listed_remote(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> ListedModel:
+    """List a model that only other nodes have."""
+    return ListedModel(group.model, partial(_entry, group, nodes))
+
+
+def listed_shared(own: ListedModel, group: ModelGroup, nodes: Mapping[str, KnownNode]) -> ListedModel:
+    """List a model of this node that other nodes have too."""
+    return ListedModel(own.model, lambda model: _with_nodes(own.render(model), group, nodes))
+
+
+def _entry(group: ModelGroup, nodes: Mapping[str, KnownNode], model: ResolvedModel) -> dict[str, Any]:
+    """The entry of a node that serves the model, else of one that gets requests, else of the first.
+
+    The last one is what an absent node has reported, so the entry shows the state of the node.
+    """
+    entry: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "llamasup", "tags": ()}
+    present = [name for name in group.nodes if name in nodes and nodes[name].gets_requests]
+    away = ""
+    for name in (*warm(group, nodes), *present, *group.nodes)[:1]:
+        entry |= group.nodes[name].entry
+        if not present:  # during a stop, the membership may have dropped the node
+            away = nodes[name].shown_state if name in nodes else NodeState.ABSENT.value
+    entry |= {"id": model.id, "aliases": model.names[1:]}
+    return _with_nodes(entry, group, nodes, away)
+
+
+def _with_nodes(
+    entry: dict[str, Any], group: ModelGroup, nodes: Mapping[str, KnownNode], away: str = ""
+) -> dict[str, Any]:
+    """Add the nodes. ``away`` is the state of the node of this entry, if no node gets requests."""
+    own = entry.get("llamasup")
+    shown: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
+    serves = bool(warm(group, nodes))
+    if not group.is_local:
+        shown["default"] = False
+    if away:
+        shown["state"] = away
+    if serves or away or "status" not in entry:
+        entry["status"] = {"value": ListedStatus.of(serves=serves).value}
+    return {**entry, "llamasup": {**shown, "nodes": list(group.nodes)}}
 
 
 # --- the sentences of ``llamasup why`` ---------------------------------------------------------------

@@ -16,18 +16,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.models.access import ResolvedModel
+from llamasup.core.models.access import ListedModel, ResolvedModel
 from llamasup.core.models.names import NameIndex
 from llamasup.core.observability.counters import NodeGauges
 from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.node_listing import NodeListing
+from llamasup.core.pool.catalog.v1_models import NodeListing
+from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.queueing.endpoint import NodeLink
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.core.system.text import sentence
-from llamasup.features.peers.groups import ModelGroup, explain_nodes, groups_of
-from llamasup.features.peers.known import (
+from llamasup.features.peers.groups import ModelGroup, explain_nodes, groups_of, listed_remote, listed_shared
+from llamasup.features.peers.nodes import (
     KnownNode,
+    Membership,
     NodeState,
+    Peer,
     ProbePolicy,
     Trouble,
     answered,
@@ -35,7 +38,6 @@ from llamasup.features.peers.known import (
     first_of_same,
     same_names,
 )
-from llamasup.features.peers.membership import Membership, Peer
 from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
 from llamasup.features.peers.watch import NodeWatch, address_of
 
@@ -51,6 +53,7 @@ class NodeRoute(Struct, frozen=True):
 
     model: ResolvedModel
     served: RemoteModel | SharedModel
+    listed: Callable[[], ListedModel]
 
 
 class Peers:
@@ -116,11 +119,12 @@ class Peers:
         return first_of_same(tuple(self._nodes.values()))
 
     @property
+    def nodes_by_name(self) -> Mapping[str, KnownNode]:
+        return {known.peer.name: known for known in self.nodes}
+
+    @property
     def groups(self) -> Iterable[ModelGroup]:
         return (model.group for model in self._models.values())
-
-    def model(self, id_: str) -> RemoteModel | None:
-        return self._models.get(id_)
 
     @property
     def in_flight(self) -> int:
@@ -155,22 +159,29 @@ class Peers:
         too.
         """
         group = model.group
-        found = explain_nodes(group, {known.peer.name: known for known in self.nodes}, len(model.queue))
+        found = explain_nodes(group, self.nodes_by_name, len(model.queue))
         route = self.routes.get(group.model.id)
         last = route.served.last if route is not None and isinstance(route.served, SharedModel) else None
         if last is not None:
             reason = f"The last request went {last.where.value}: {last.reason}."
             found = replace(found, sentences=(*found.sentences, reason))
         if own is None:
-            state = "ready" if model.is_warm else "stopped"
+            state = ShownState.READY if model.is_warm else ShownState.STOPPED
             return {
                 "model": group.model.id,
-                "state": state,
+                "state": state.value,
                 "sentences": list(found.sentences),
                 "change": list(found.change),
                 "decisions": [],
             }
         return {**own, "sentences": [*own["sentences"], *found.sentences]}
+
+    def _listed(self, model: RemoteModel) -> ListedModel:
+        group = model.group
+        here = self._catalog.resolve(group.model.id) if group.is_local else None
+        if here is None or isinstance(here, HttpError):
+            return listed_remote(group, self.nodes_by_name)
+        return listed_shared(here.listed(), group, self.nodes_by_name)
 
     def _status_of(self, known: KnownNode) -> Mapping[str, Any]:
         listing = known.listing
@@ -234,7 +245,7 @@ class Peers:
         if self._stopping:
             return
         self._refreshes = number = self._refreshes + 1
-        nodes = {known.peer.name: known for known in self.nodes}
+        nodes = self.nodes_by_name
         groups = groups_of(tuple(nodes.values()), self.membership.expected(), self._local)
         routes: dict[str, NodeRoute] = {}
         for count, group in enumerate(groups, 1):
@@ -266,14 +277,15 @@ class Peers:
             )
         model.update(group, nodes, self._address_of)
         self._tell_wanted(model)
-        return NodeRoute(group.model, self._shared(id_, model) if group.is_local else model)
+        served = self._shared(id_, model) if group.is_local else model
+        return NodeRoute(group.model, served, partial(self._listed, model))
 
     def _refreshed_loads(self, name: str) -> Iterator[None]:
         """Apply the load of the models of one node, in slices; their names are the same as before."""
         if self._stopping:
             return
         number = self._refreshes
-        nodes = {known.peer.name: known for known in self.nodes}
+        nodes = self.nodes_by_name
         listing = self._nodes[name].listing
         for count, listed in enumerate(() if listing is None else listing.models, 1):
             if not count % _SLICE:

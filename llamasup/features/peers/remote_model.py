@@ -42,7 +42,7 @@ from llamasup.features.peers.groups import (
     warm,
     why_not_served,
 )
-from llamasup.features.peers.known import KnownNode
+from llamasup.features.peers.nodes import KnownNode
 
 COLD_PERMITS: Final = 1  # of a node that has to load the model first
 

@@ -12,7 +12,7 @@ from llamasup.core.config.issues import Place
 from llamasup.core.settings.sections import PeerEntry
 from llamasup.core.system.storage.folders import read_bounded
 from llamasup.errors import ConfigInvalid, LlamasupError
-from llamasup.features.peers.membership import ExpectedModel, Peer
+from llamasup.features.peers.nodes import ExpectedModel, Peer
 
 _MAX_KEY_BYTES = 64 << 10
 _MAX_CA_BYTES = 4 << 20

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 import httpx
 
 from llamasup.core.http.address import TcpAddress
-from llamasup.core.pool.catalog.node_listing import NodeListing, read_in_slices
+from llamasup.core.pool.catalog.v1_models import NodeListing, read_in_slices
 from llamasup.errors import text_of, without_errno
-from llamasup.features.peers.known import ProbePolicy, Trouble
-from llamasup.features.peers.membership import Peer
+from llamasup.features.peers.nodes import Peer, ProbePolicy, Trouble
 
 _MAX_BYTES = 8 << 20  # 1000 models with 32 aliases have 0.4 MB
 # Each piece (chunk) takes 40 µs: without a limit, those of one byte take all of the event loop.

@@ -8,6 +8,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from llamasup.core.http.routes import Work
+from llamasup.core.models.access import ResolvedModel
+from llamasup.core.pool.shown_state import ListedStatus
 from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.sections import VirtualEntry
@@ -108,7 +110,7 @@ def _choice(what: str, options: Sequence[Option]) -> str:
 
 
 def listed_virtual(
-    name: str, entry: VirtualEntry, target: Mapping[str, Any] | None, problem: str = ""
+    entry: VirtualEntry, target: Mapping[str, Any] | None, problem: str, model: ResolvedModel
 ) -> dict[str, Any]:
     """List a virtual model. ``target`` is the entry of the model that a request would take now, or None
     because of ``problem``.
@@ -120,7 +122,7 @@ def listed_virtual(
         "created": 0,
         "owned_by": "llamasup",
         "tags": (),
-        "status": {"value": "unloaded", "failed": True},
+        "status": {"value": ListedStatus.UNLOADED.value, "failed": True},
     }
     own: Mapping[str, Any] = {}
     if target is not None:
@@ -137,7 +139,7 @@ def listed_virtual(
     }
     return {
         **shown,
-        "id": name,
+        "id": model.id,
         "aliases": (),
         "llamasup": {**own, "default": False, "problem": problem or own.get("problem"), "virtual": virtual},
     }

@@ -11,8 +11,7 @@ import pytest
 
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.inventory import read_inventory, search_paths
-from llamasup.core.models.diff import changes
-from llamasup.core.models.spec import ModelSpec
+from llamasup.core.models.spec import ModelSpec, changes
 from llamasup.core.settings.model import ModelEntry, ModelSettings
 from tests.kit.models import tiny_decoder, tiny_encoder, tiny_lora, tiny_projector
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from llamasup.core.control.request_updates import (
+from llamasup.core.control.streams import (
     MAX_ENDED_IN_EVENT,
     REQUESTS_INTERVAL_S,
     RequestUpdates,

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.control import request_updates, streams
-from llamasup.core.control.request_updates import RequestUpdates
-from llamasup.core.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
+from llamasup.core.control import streams
+from llamasup.core.control.streams import (
+    MAX_STREAMS,
+    MAX_WAITING,
+    RequestUpdates,
+    Streams,
+    TooManyStreams,
+    event_stream,
+)
 from llamasup.core.http.heads import HttpError
 from llamasup.core.observability.counters import CANCELLED, RequestRecord
 from llamasup.core.proxy.live.requests import LiveRequests
@@ -114,8 +120,7 @@ def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
 
 def test_events_may_include_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first event is sent in any case, later ones only if there is something new."""
-    for module in (streams, request_updates):
-        monkeypatch.setattr(module, "REQUESTS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(streams, "REQUESTS_INTERVAL_S", 0.01)
 
     async def visit() -> None:
         fake = FakeControlTarget()

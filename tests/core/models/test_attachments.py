@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
-from llamasup.core.models.attachments import projector_going_with
-from llamasup.core.models.found import FoundModel
+from llamasup.core.models.found import FoundModel, projector_going_with
 from llamasup.errors import LlamasupError, ModelInvalid
 from tests.core.planning.plans import model
 

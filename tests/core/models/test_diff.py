@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.models.diff import Changes, changes
-from llamasup.core.models.spec import ModelSpec, Stay
+from llamasup.core.models.spec import Changes, ModelSpec, Stay, changes
 from llamasup.core.settings.model import ModelSettings, Settings
 
 SPEC = ModelSpec("a", "/models/a.gguf", settings=Settings(alias="a"), identity=(("/models/a.gguf", 9, 1),))

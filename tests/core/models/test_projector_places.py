@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.gguf.files import read_model
-from llamasup.core.models.attachments import Attachments
+from llamasup.core.models.found import Attachments
 from llamasup.core.models.search import search_models
 from llamasup.core.planning.facts import sibling_projector
 from tests.kit import models, vision

@@ -13,7 +13,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,9 +22,10 @@ import uvloop
 
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.heads import HttpError
-from llamasup.core.models.access import ResolvedModel
+from llamasup.core.models.access import ListedModel, ResolvedModel, resolved
 from llamasup.core.observability.counters import RequestRecord
-from llamasup.core.pool.catalog.model_listing import ModelListing
+from llamasup.core.pool.catalog.v1_models import entry_of
+from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.proxy import Proxy, ProxyConfig, bind
 from llamasup.core.proxy.context import Dialect
 from llamasup.core.proxy.listeners.tls import TlsContext
@@ -31,6 +33,7 @@ from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import MAX_WAITING, RequestQueue
 from llamasup.core.settings.repairs import NO_REPAIRS
 from llamasup.service.answer_stages import ANSWER_STAGES
+from tests.kit.backends import Unlisted
 from tests.kit.patience import PATIENCE_S as PATIENCE_S
 from tests.kit.patience import eventually as eventually
 
@@ -133,7 +136,7 @@ class Clock:
             self.pass_s(step_s)
 
 
-class OneModel:
+class OneModel(Unlisted):
     """A backend with one model, whose generation a test can end and replace."""
 
     def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
@@ -144,6 +147,8 @@ class OneModel:
         )
         endpoint.on_permit_free = self.waiting.permit_freed
         self.requested_models: list[str | None] = []
+        self.infos: dict[str, ModelInfo] = {}
+        """The list of models, by id."""
 
     @property
     def model(self) -> ResolvedModel:
@@ -162,18 +167,18 @@ class OneModel:
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
+    def models(self, *, for_node: bool = False) -> Iterator[ListedModel]:
+        return (ListedModel(resolved(info.spec), partial(entry_of, info)) for info in self.infos.values())
+
+    def listed(self) -> ListedModel:
+        return next(self.models(), ListedModel(self.model, lambda model: {"id": model.id}))
+
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         self.requested_models.append(model)
         return self
 
     def readiness(self) -> HttpError | None:
         return self.unavailable
-
-    def listing(self) -> ModelListing | None:
-        return None
-
-    def node_listing(self, allowed: object = None) -> bytes:
-        raise AssertionError
 
 
 class Rig:

@@ -36,6 +36,7 @@ from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.parsers import record_parser_input
 from tests.core.proxy.rig import CHAT, answer, chunk, post
+from tests.kit.backends import Unlisted
 from tests.kit.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 
 # Calls of Python functions and of C functions, which are the same in Python 3.11 to 3.13. A request may have
@@ -75,7 +76,7 @@ class Socket:
 _TINY = ResolvedModel(("tiny",))
 
 
-class OneModel:
+class OneModel(Unlisted):
     """With everything that P1 requires: a key, routing by model, ids, metrics."""
 
     def __init__(self, *, continues_streams: bool) -> None:
@@ -94,15 +95,6 @@ class OneModel:
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         assert model == "tiny"
         return self
-
-    def readiness(self) -> None:
-        return None
-
-    def listing(self) -> None:
-        return None
-
-    def node_listing(self, allowed: object = None) -> bytes:
-        raise AssertionError
 
 
 class Calls:

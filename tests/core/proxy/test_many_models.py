@@ -149,7 +149,7 @@ def test_model_name_of_megabytes_is_a_short_404(make_many: MakeMany) -> None:
 
 def test_requests_wait_for_their_own_model_and_count_for_it(make_many: MakeMany) -> None:
     rig, many = make_many()
-    other = many.models["other"]
+    other = many.by_id["other"]
     other.unavailable = ABSENT
     waiting, leaving = rig.connect(), rig.connect()
     for client in (waiting, leaving):
@@ -175,7 +175,7 @@ def test_requests_wait_for_their_own_model_and_count_for_it(make_many: MakeMany)
 
 def test_request_about_a_model_does_not_load_it(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
-    other = many.models["other"]
+    other = many.by_id["other"]
     other.unavailable = ABSENT
     for path in (b"/props", b"/slots?model=other"):
         error = error_of(rig.ask(get(path)), 503)
@@ -186,7 +186,7 @@ def test_request_about_a_model_does_not_load_it(make_many: MakeMany) -> None:
 
 def test_model_unfit_for_the_request_is_not_loaded(make_many: MakeMany) -> None:
     rig, many = make_many()
-    bge, chat = many.models["bge"], many.models[CHATTY.id]
+    bge, chat = many.by_id["bge"], many.by_id[CHATTY.id]
     bge.unavailable = chat.unavailable = ABSENT
     error = error_of(rig.ask(json_post(CHAT, model="bge")), 400)
     assert error["cause"] == "model_purpose"
@@ -206,7 +206,7 @@ def test_removal_of_model_ends_its_request(make_many: MakeMany) -> None:
     rig, many = make_many()
     client = rig.send(json_post(CHAT, model="other"))
     many.accept("other", rig).message()
-    gone = many.models.pop("other")
+    gone = many.by_id.pop("other")
     gone.listener.close()
     rig.call(lambda: gone.endpoint.close(generation_ended("it was taken out of the configuration")))
     error_of(client.message(), 503)
@@ -218,7 +218,7 @@ def test_removal_of_model_ends_its_request(make_many: MakeMany) -> None:
 
 def test_llamasup_lists_its_models(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
-    many.models["bge"].unavailable = ABSENT
+    many.by_id["bge"].unavailable = ABSENT
     for path in (b"/v1/models", b"/models"):
         head, body = rig.ask(get(path))
         assert status(head) == 200

@@ -10,26 +10,27 @@ from typing import Any, Self
 import pytest
 from msgspec.structs import replace
 
+from llamasup._version import __version__
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.heads import HttpError, error_response
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel
+from llamasup.core.pool.catalog.v1_models import NodeListing, NodeModel
 from llamasup.core.queueing.endpoint import NodeLink, generation_ended
 from llamasup.core.queueing.suspects import Suspects
 from llamasup.features.peers.groups import ModelGroup
-from llamasup.features.peers.known import KnownNode, NodeState
-from llamasup.features.peers.membership import Peer
+from llamasup.features.peers.nodes import KnownNode, NodeState, Peer
 from llamasup.features.peers.peers import NodeRoute
 from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.core.proxy.rig import CHAT, Rig, Wire, answer, error_of, eventually, field, post, status
+from tests.kit.backends import Unlisted
 
 NAMES = ("desk", "shelf")
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nfull"
 REFUSED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 4\r\n\r\nno!!"
 
 
-class Backend:
+class Backend(Unlisted):
     """One model on two nodes."""
 
     def __init__(self, folder: Path, *, slots: int = 1) -> None:
@@ -45,7 +46,7 @@ class Backend:
         )
         self.model = ResolvedModel(("tiny",))
         self.states = dict.fromkeys(NAMES, NodeState.READY)
-        self.listed = dict.fromkeys(NAMES, NodeModel("tiny", state="ready", slots=slots))
+        self.listings = dict.fromkeys(NAMES, NodeModel("tiny", state="ready", slots=slots))
         self.update()
 
     def update(self) -> None:
@@ -53,7 +54,7 @@ class Backend:
             name: KnownNode(Peer(name, "http://x"), self.states[name], listing=NodeListing(name))
             for name in NAMES
         }
-        self.served.update(ModelGroup(self.model, self.listed), nodes, self._address)
+        self.served.update(ModelGroup(self.model, self.listings), nodes, self._address)
 
     def _address(self, name: str) -> NodeAddress:
         link = NodeLink(
@@ -67,15 +68,6 @@ class Backend:
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         return self
-
-    def readiness(self) -> None:
-        return None
-
-    def listing(self) -> None:
-        return None
-
-    def node_listing(self, allowed: object = None) -> bytes:
-        return b'{"node":"me"}'
 
 
 class Two:
@@ -97,7 +89,7 @@ class Two:
 
     def lists(self, name: str, model: NodeModel) -> None:
         def change() -> None:
-            self.backend.listed = {**self.backend.listed, name: model}
+            self.backend.listings = {**self.backend.listings, name: model}
             self.backend.update()
 
         self.rig.call(change)
@@ -179,7 +171,7 @@ class Shared(Backend):
         self.model, self.shared = backend.model, served
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Any:
-        return NodeRoute(self.model, self.shared)
+        return NodeRoute(self.model, self.shared, self.listed)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -376,7 +368,7 @@ def test_new_process_of_a_node_gets_new_connections(two: Two) -> None:
         backend = two.backend
         nodes = {"desk": KnownNode(Peer("desk", "http://x"), NodeState.READY, restarts=1)}
         backend.served.update(
-            ModelGroup(backend.model, {"desk": backend.listed["desk"]}), nodes, backend._address
+            ModelGroup(backend.model, {"desk": backend.listings["desk"]}), nodes, backend._address
         )
 
     two.rig.call(restart)
@@ -391,14 +383,14 @@ def test_node_without_an_address_gets_no_requests(two: Two) -> None:
         backend.states = dict.fromkeys(NAMES, NodeState.ABSENT)
         backend.update()
         nodes = {"desk": KnownNode(Peer("desk", "http://x"), NodeState.READY)}
-        backend.served.update(ModelGroup(backend.model, backend.listed), nodes, lambda name: None)
+        backend.served.update(ModelGroup(backend.model, backend.listings), nodes, lambda name: None)
 
     two.rig.call(lose)
     assert two.rig.call(lambda: two.backend.served.endpoints) == {}
 
 
 def test_context_of_the_node_is_known(two: Two) -> None:
-    two.lists("desk", replace(two.backend.listed["desk"], ctx_size=512))
+    two.lists("desk", replace(two.backend.listings["desk"], ctx_size=512))
     window = two.rig.call(lambda: two.backend.served.endpoints["desk"].window)
     assert window is not None
     assert window.n_ctx == 512
@@ -407,7 +399,7 @@ def test_context_of_the_node_is_known(two: Two) -> None:
 def test_another_node_gets_the_models_of_this_one(two: Two) -> None:
     client = two.rig.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Llamasup-Node: other\r\n\r\n")
     head, body = client.message()
-    assert (status(head), body) == (200, b'{"node":"me"}')
+    assert (status(head), body) == (200, b'{"node":"me","models":[],"version":"%b"}' % __version__.encode())
 
 
 def test_head_of_an_answer_for_another_node_repeats(rig: Rig) -> None:

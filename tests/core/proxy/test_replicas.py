@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.replicas.replica_set import ModelRoute, ReplicaSet
+from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.states import Policy
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.core.pool.replicas.test_replica_set import talk
 from tests.core.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, post, status
+from tests.kit.backends import Unlisted
 
 EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')
 
 
-class Backend:
+class Backend(Unlisted):
     """One model with two replicas."""
 
     def __init__(self, served: ReplicaSet) -> None:
@@ -29,14 +31,8 @@ class Backend:
         state = self.served.serving()
         return state if isinstance(state, HttpError) else None
 
-    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
-        return ModelRoute(ResolvedModel(("tiny",)), self.served)
-
-    def listing(self) -> None:
-        return None
-
-    def node_listing(self, allowed: object = None) -> bytes:
-        raise AssertionError
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Any:
+        return SimpleNamespace(model=ResolvedModel(("tiny",)), served=self.served)
 
 
 class Pair:

@@ -35,7 +35,7 @@ __all__ = ["make_many"]
 )
 def test_unknown_path_loads_no_model(make_many: MakeMany, path: bytes, remedy: str) -> None:
     rig, many = make_many(default="other")
-    other = many.models["other"]
+    other = many.by_id["other"]
     other.unavailable = ABSENT
     for request in (json_post(path, model="other"), post(path, b"{}"), get(path), json_post(path, model="x")):
         error = error_of(rig.ask(request), 404)
@@ -52,16 +52,16 @@ def test_unknown_path_loads_no_model(make_many: MakeMany, path: bytes, remedy: s
 def test_unknown_path_of_a_model_that_starts_again_is_no_404(make_many: MakeMany, why: HttpError) -> None:
     """A client tries a 503 again, and no 404."""
     rig, many = make_many()
-    many.models["other"].unavailable = why
+    many.by_id["other"].unavailable = why
     assert error_of(rig.ask(json_post(b"/v1/custom", model="other")), 503)["cause"] == why.cause
 
 
 def test_loaded_model_gets_the_unknown_paths_of_a_newer_build(make_many: MakeMany) -> None:
     rig, many = make_many()
     reaches(rig, many, "other", json_post(b"/v1/new", model="other"))
-    many.models["other"].unavailable = ABSENT
+    many.by_id["other"].unavailable = ABSENT
     client = rig.send(json_post(b"/v1/audio/transcriptions", model="other"))
-    rig.call(many.models["other"].loaded)
+    rig.call(many.by_id["other"].loaded)
     child = many.accept("other", rig)
     assert child.message()[0].startswith(b"POST /v1/audio/transcriptions ")
     child.send(answer())
@@ -71,7 +71,7 @@ def test_loaded_model_gets_the_unknown_paths_of_a_newer_build(make_many: MakeMan
 def test_key_learns_from_unknown_paths_no_more_than_from_known_ones(make_many: MakeMany) -> None:
     rig, many = make_many(ProxyConfig(key_file=keys_of("one name=a models=bge")), default="other")
     for unavailable in (None, ABSENT):
-        many.models["other"].unavailable = unavailable
+        many.by_id["other"].unavailable = unavailable
         for name in ("other", "nothing"):
             request = json_post(b"/v1/new", b"X-Api-Key: one", model=name)
             assert error_of(rig.ask(request), 403)["cause"] == "key_models"
@@ -153,11 +153,11 @@ def test_address_of_many_models_answers_itself(
     make_many: MakeMany, method: bytes, default: str | None
 ) -> None:
     rig, many = make_many(default=default)
-    many.models["other"].unavailable = ABSENT
+    many.by_id["other"].unavailable = ABSENT
     client = rig.send(get(b"/", method=method))
     head = client.head()
     assert status(head) == (204 if method == b"OPTIONS" else 200)
-    assert many.models["other"].waits == 0
+    assert many.by_id["other"].waits == 0
 
 
 @pytest.mark.parametrize("path", [b"/props", b"/props?model=", b"/props/", b"/props?autoload=false"])

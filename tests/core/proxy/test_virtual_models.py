@@ -22,6 +22,7 @@ from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.many import ManyModels, Model
 from tests.core.proxy.rig import CHAT, Rig, answer, eventually, get, post, status
+from tests.kit.backends import Unlisted
 
 QWEN = ModelSpec("qwen", "/q.gguf", listed=model())
 ABSENT = HttpError(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
@@ -34,7 +35,7 @@ COLD = (
 )
 
 
-class Cold:
+class Cold(Unlisted):
     """The route of the virtual model (``VirtualBackend`` has its own tests)."""
 
     name = NAME
@@ -58,7 +59,7 @@ class WithCold(ManyModels):
     def resolve(  # type: ignore[override]
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> Model | Cold | HttpError:
-        return Cold(self.models["qwen"]) if model == NAME else super().resolve(model)
+        return Cold(self.by_id["qwen"]) if model == NAME else super().resolve(model)
 
 
 Make = Callable[..., tuple[Rig, ManyModels]]
@@ -132,7 +133,7 @@ def test_name_only_in_the_query_changes_the_body_too(make: Make) -> None:
 
 def test_waiting_request_is_changed_once_and_sent_again_after_a_crash(make: Make) -> None:
     rig, many = make()
-    served = many.models["qwen"]
+    served = many.by_id["qwen"]
     rig.call(lambda: setattr(served, "unavailable", ABSENT))
     rig.send(post(CHAT, BODY))
     eventually(lambda: served.waits == 1)
@@ -181,16 +182,16 @@ def test_model_for_the_work_of_the_request_is_taken(make: Make) -> None:
 
         def for_work(self, work: Work | None) -> Cold:
             assert work is Work.TEXT
-            return Cold(many.models["qwen"])
+            return Cold(many.by_id["qwen"])
 
-    rig.call(lambda: setattr(many, "resolve", lambda *_, **__: Mixed(many.models["qwen"])))
+    rig.call(lambda: setattr(many, "resolve", lambda *_, **__: Mixed(many.by_id["qwen"])))
     rig.send(post(CHAT, BODY))
     assert many.accept("qwen", rig).message()[1] == COLD
 
 
 def test_request_is_not_sent_again_to_the_model_of_a_virtual_one_that_hides_its_own(make: Make) -> None:
     rig, many = make()
-    served = many.models["qwen"]
+    served = many.by_id["qwen"]
     client = rig.send(post(CHAT, BODY.replace(b":cold", b"")))
     many.accept("qwen", rig).message()
     broken, next_one = served.endpoint, Endpoint("qwen", 2, served.endpoint.address)

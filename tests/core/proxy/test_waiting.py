@@ -32,6 +32,7 @@ from tests.core.proxy.generations import (
     start_generation,
 )
 from tests.core.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, Wire, answer, field, get, post, status
+from tests.kit.backends import Unlisted
 
 
 def answer_next(rig: Rig, response: bytes) -> None:
@@ -427,7 +428,7 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
     stable_room = RequestQueue(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 
-    class Stable:
+    class Stable(Unlisted):
         model = ResolvedModel(("stable",))
         queue = stable_room
 
@@ -440,18 +441,9 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
         def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | HttpError:
             return stable.lease_if_free(infers=infers)
 
-    class Two:
+    class Two(Unlisted):
         def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
             return Stable() if model == "stable" else one
-
-        def readiness(self) -> HttpError | None:
-            return None
-
-        def listing(self) -> None:
-            return None
-
-        def node_listing(self, allowed: object = None) -> bytes:
-            raise AssertionError
 
     rig.proxy.backend = Two()
     client = send_chat(rig, b'{"model":"stable"}')

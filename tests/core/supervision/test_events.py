@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import Adjustment, Change, PlanLimits
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.supervision.events import (
     Bus,
     ConfigRejected,

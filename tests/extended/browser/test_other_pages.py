@@ -14,9 +14,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
-from llamasup.core.pool.catalog.node_listing import NodeModel, encode_listing
+from llamasup.core.pool.catalog.v1_models import NodeModel
 from tests.e2e.driver import llamasup, started
 from tests.extended.browser.conftest import PATIENCE_MS, Console, Serve, card, show, sign_in
+from tests.kit.backends import node_answer
 from tests.kit.paths import ROOT
 from tests.kit.ports import free_port
 from tests.real.remains import folders_of
@@ -169,7 +170,7 @@ class Node(BaseHTTPRequestHandler):
     """A node that answers every path but the list of its models with a page or a script."""
 
     def do_GET(self) -> None:
-        body = encode_listing("n", [NodeModel("remote", state="ready", slots=1)])
+        body = node_answer("n", [NodeModel("remote", state="ready", slots=1)])
         kind = "application/json"
         if self.path != "/v1/models":
             body, kind = (b"1", "text/javascript") if ".js" in self.path else (EVIL, "text/html")

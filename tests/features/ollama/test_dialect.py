@@ -13,15 +13,14 @@ import pytest
 from llamasup.core.gguf.facts import ChatTemplate, ModelFacts
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work
-from llamasup.core.models.access import ResolvedModel, resolved, unknown_model
+from llamasup.core.models.access import ResolvedModel, unknown_model
 from llamasup.core.models.spec import KeepResult, ModelSpec
-from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
 from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
 from llamasup.core.settings.repairs import Repairs
-from llamasup.features.ollama import events as events_module
-from llamasup.features.ollama import model_answer
+from llamasup.features.ollama import answer_format, model_answer
 from llamasup.features.ollama.dialect import OllamaDialect
 from tests.core.planning.plans import model
 from tests.core.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
@@ -44,7 +43,7 @@ from tests.core.proxy.test_virtual_models import QWEN, WithCold
 from tests.kit.patience import eventually
 
 MakeRig = Callable[..., Rig]
-NO_MODELS: dict[str, ListedModel] = {}
+NO_MODELS: dict[str, ModelInfo] = {}
 HI = [{"role": "user", "content": "hi"}]
 TIMINGS = {"cache_n": 20, "prompt_n": 2, "prompt_ms": 1.0, "predicted_n": 1, "predicted_ms": 2.0}
 LAST = (
@@ -71,24 +70,24 @@ def kept() -> KeepCalls:
     return KeepCalls()
 
 
-def listed(facts: ModelFacts | None = None, phase: Phase = Phase.RESIDENT) -> ListedModel:
-    spec = ModelSpec("tiny", "/tiny.gguf", listed=facts)
-    return ListedModel(spec, resolved(spec), phase, ctx_size=1024 if phase is Phase.RESIDENT else None)
+def listed(facts: ModelFacts | None = None, phase: Phase = Phase.RESIDENT) -> ModelInfo:
+    return ModelInfo(ModelSpec("tiny", "/tiny.gguf"), phase=phase, facts=facts)
 
 
 @pytest.fixture
-def models() -> dict[str, ListedModel]:
+def models() -> dict[str, ModelInfo]:
     """The models of the list, which a test may change."""
     return {"tiny": listed(model())}
 
 
 @pytest.fixture
-def make(make_rig: MakeRig, kept: KeepCalls, models: dict[str, ListedModel]) -> MakeRig:
+def make(make_rig: MakeRig, kept: KeepCalls, models: dict[str, ModelInfo]) -> MakeRig:
     """Makes a proxy that speaks Ollama's API."""
-    listing = ModelListing(models, models.__getitem__)
 
     def make(config: ProxyConfig | None = None, **more: Any) -> Rig:
-        return make_rig(config, dialect=OllamaDialect(lambda: listing, kept), **more)
+        rig = make_rig(config, dialect=OllamaDialect(kept), **more)
+        rig.backend.infos = models
+        return rig
 
     return make
 
@@ -252,7 +251,7 @@ def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
 
 
 def test_event_without_an_end_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr(answer_format, "MAX_EVENT", 1000)
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, chunk(b"data: " + b"x" * 600))
@@ -443,7 +442,7 @@ def test_options_that_change_no_text_are_served_and_named_once(
 
 
 def test_pipelined_requests_that_are_all_refused_get_their_answers(
-    rig: Rig, models: dict[str, ListedModel]
+    rig: Rig, models: dict[str, ModelInfo]
 ) -> None:
     models["tiny"] = listed(model(chat_template=ChatTemplate(present=True)))
     client = rig.send(ask("chat", messages=HI, think=True) * 300)
@@ -456,7 +455,7 @@ def test_pipelined_requests_that_are_all_refused_get_their_answers(
 
 @pytest.mark.parametrize("field", [{"think": True}, {"tools": [{"function": {"name": "f"}}]}])
 def test_feature_is_judged_again_once_the_file_is_there(
-    rig: Rig, models: dict[str, ListedModel], field: dict[str, Any]
+    rig: Rig, models: dict[str, ModelInfo], field: dict[str, Any]
 ) -> None:
     models["tiny"] = listed()
     make_unavailable(rig, HttpError(503, "loading", queueable=True))

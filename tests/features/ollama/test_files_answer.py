@@ -12,7 +12,6 @@ import pytest
 
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.model_listing import ModelListing
 from llamasup.core.proxy import ProxyConfig
 from llamasup.features.ollama.dialect import OllamaDialect
 from tests.core.proxy.key_files import keys_of
@@ -32,9 +31,9 @@ def rig(make_rig: MakeRig) -> Rig:
 
 
 def made(make_rig: Callable[..., Rig], config: ProxyConfig, facts: ModelFacts | None = None) -> Rig:
-    models = {"tiny": listed(facts)}
-    listing = ModelListing(models, models.__getitem__)
-    return make_rig(config, dialect=OllamaDialect(lambda: listing, lambda *_: "kept"), control=True)
+    rig = make_rig(config, dialect=OllamaDialect(lambda *_: "kept"), control=True)
+    rig.backend.infos = {"tiny": listed(facts)}
+    return rig
 
 
 def pull(key: str = "any", **fields: Any) -> bytes:

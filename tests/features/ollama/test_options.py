@@ -9,9 +9,18 @@ import pytest
 
 from llamasup.core.settings.declaration import settings_of
 from llamasup.core.settings.model import ModelSettings
-from llamasup.features.ollama import options
-from llamasup.features.ollama.fields import Fields, Refused, decoded
-from llamasup.features.ollama.options import OPTIONS, Fixed, Number, Removed, Whole, setting_of
+from llamasup.features.ollama import fields as fields_module
+from llamasup.features.ollama.fields import (
+    OPTIONS,
+    Fields,
+    Fixed,
+    Number,
+    Refused,
+    Removed,
+    Whole,
+    decoded,
+    setting_of,
+)
 
 
 def of_kind(kind: type) -> list[str]:
@@ -23,11 +32,11 @@ def fields(value: dict[str, Any]) -> Fields:
 
 
 def parameters(request: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return options.parameters(fields(request), **more)
+    return fields_module.parameters(fields(request), **more)
 
 
 def without_effect(request: dict[str, Any], **more: Any) -> tuple[str, ...]:
-    return options.without_effect(fields(request), **more)
+    return fields_module.without_effect(fields(request), **more)
 
 
 def refused(given: Any, **more: Any) -> str:

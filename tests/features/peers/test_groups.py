@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel
+from llamasup.core.pool.catalog.v1_models import NodeListing, NodeModel
 from llamasup.features.peers.groups import (
     ModelGroup,
     cold_choice,
@@ -17,8 +17,7 @@ from llamasup.features.peers.groups import (
     warm,
     why_not_served,
 )
-from llamasup.features.peers.known import KnownNode, NodeState, answered
-from llamasup.features.peers.membership import ExpectedModel, Peer
+from llamasup.features.peers.nodes import ExpectedModel, KnownNode, NodeState, Peer, answered
 
 
 def node(name: str, *models: NodeModel, state: NodeState = NodeState.READY, reason: str = "") -> KnownNode:

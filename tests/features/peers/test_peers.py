@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,22 +15,21 @@ import msgspec
 import pytest
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.models.access import ResolvedModel
+from llamasup.core.models.access import ListedModel, ResolvedModel
 from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.model_listing import ModelListing
-from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel, encode_listing
+from llamasup.core.pool.catalog.v1_models import NodeListing, NodeModel
 from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.features.peers.backend import NodesBackend
 from llamasup.features.peers.groups import ModelGroup
-from llamasup.features.peers.known import NodeState, ProbePolicy, Trouble
-from llamasup.features.peers.membership import ExpectedModel, Peer
+from llamasup.features.peers.nodes import ExpectedModel, NodeState, Peer, ProbePolicy, Trouble
+from llamasup.features.peers.nodes_backend import NodesBackend
 from llamasup.features.peers.peers import Peers
 from llamasup.features.peers.remote_model import RemoteModel, SharedModel
 from llamasup.features.peers.static import StaticMembership
 from llamasup.features.peers.watch import NodeWatch, address_of, tls_of
 from tests.core.pool.replicas.replica_sets import served_model
 from tests.kit.async_tests import async_test
+from tests.kit.backends import entries_of, entry_of, node_answer
 from tests.kit.patience import PATIENCE_S
 
 READY = NodeModel("tale", ("story",), "ready", slots=2, entry={"id": "tale", "meta": {"n_ctx": 1}})
@@ -65,7 +64,7 @@ class PlayedNode:
             if self.silent:
                 await reader.read()
                 return
-            body = encode_listing(self.id, self.models) if self.body is None else self.body
+            body = node_answer(self.id, self.models) if self.body is None else self.body
             head = b"HTTP/1.1 %d X\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n" % (
                 self.status,
                 self.lines,
@@ -100,24 +99,20 @@ class HereOnly:
 
     def resolve(self, model: str | None, *, create: bool = False) -> Any:
         found = self.here.get(model or "")
-        return HttpError(404, "unknown") if found is None else SimpleNamespace(model=found, served=None)
+        return (
+            HttpError(404, "unknown")
+            if found is None
+            else SimpleNamespace(model=found, listed=lambda: self._listed(found.id))
+        )
 
     def readiness(self) -> None:
         return None
 
-    def listing(self) -> ModelListing:
-        listing = ModelListing((), lambda _: cast("Any", None))
-        entries = [{"id": model.id, "llamasup": {"state": "stopped"}} for model in set(self.here.values())]
-        return (
-            cast(
-                "ModelListing", SimpleNamespace(entries=lambda _=None: entries, entry=lambda id_: entries[0])
-            )
-            if entries
-            else listing
-        )
+    def models(self, *, for_node: bool = False) -> Iterator[ListedModel]:
+        return map(self._listed, dict.fromkeys(model.id for model in self.here.values()))
 
-    def node_listing(self, allowed: object = None) -> bytes:
-        return b"{}"
+    def _listed(self, id_: str) -> ListedModel:
+        return ListedModel(self.here[id_], lambda model: {"id": model.id, "llamasup": {"state": "stopped"}})
 
 
 class Fleet:
@@ -144,7 +139,7 @@ class Fleet:
         return next(known.state for known in self.peers.nodes if known.peer.name == name)
 
     def listed(self) -> dict[str, Any]:
-        return {entry["id"]: entry for entry in msgspec.json.decode(self.backend.listing().all())["data"]}
+        return {entry["id"]: entry for entry in entries_of(self.backend)}
 
 
 @asynccontextmanager
@@ -197,9 +192,8 @@ async def test_models_of_a_node_are_listed_and_found_in_any_spelling() -> None:
         assert entry["meta"] == {"n_ctx": 1}
         assert entry["status"] == {"value": "loaded"}
         assert entry["llamasup"] == {"default": False, "nodes": ["node0"]}
-        assert msgspec.json.decode(fleet.backend.listing().one("tale")) == entry
-        only = fleet.backend.listing().all(lambda model: False)
-        assert msgspec.json.decode(only)["data"] == []
+        assert entry_of(fleet.backend, "tale") == entry
+        assert entries_of(fleet.backend, lambda model: False) == []
         (shown,) = fleet.peers.status()
         assert (shown["name"], shown["state"], shown["models"][0]["slots"]) == ("node0", "ready", 2)
 
@@ -308,7 +302,7 @@ async def test_own_model_is_shared_with_the_node_that_has_it_too() -> None:
         assert not isinstance(fleet.backend.resolve("mine"), HttpError)
         assert fleet.peers.routes.keys() == {"tale"}  # the aliases differ
         assert fleet.listed()["tale"]["llamasup"] == {"state": "stopped", "nodes": ["node0"]}
-        assert "tale" in msgspec.json.decode(fleet.backend.listing().one("tale"))["id"]
+        assert entry_of(fleet.backend, "tale") == fleet.listed()["tale"]
         before = route.served
         fleet.peers.refresh()
         assert fleet.peers.routes["tale"].served is before
@@ -348,7 +342,7 @@ async def test_waiting_request_goes_to_the_node_that_has_its_conversation() -> N
     for node in (first, second):
         node.models = (msgspec.structs.replace(READY, slots=1),)
     async with fleet_of(first, second) as fleet:
-        model = fleet.peers.model("tale")
+        model = fleet.peers.find("tale")
         assert model is not None
         await fleet.until(lambda: len(model.warm) == 2)
         one, other = (model.lease(infers=True, body=talk(name, "x")) for name in ("one", "other"))
@@ -365,7 +359,7 @@ async def test_waiting_request_goes_to_the_node_that_has_its_conversation() -> N
 async def test_load_of_a_node_changes_its_permits() -> None:
     node = PlayedNode()
     async with fleet_of(node) as fleet:
-        model = fleet.peers.model("tale")
+        model = fleet.peers.find("tale")
         assert model is not None
         (endpoint,) = model.endpoints.values()
         node.models = (msgspec.structs.replace(READY, slots=5),)
@@ -390,7 +384,7 @@ async def test_load_of_a_node_changes_its_permits() -> None:
 @async_test
 async def test_stop_at_once_ends_the_requests_on_other_nodes() -> None:
     async with fleet_of(PlayedNode()) as fleet:
-        model = fleet.peers.model("tale")
+        model = fleet.peers.find("tale")
         assert model is not None
         lease = model.lease(infers=True)
         assert isinstance(lease, Lease)
@@ -405,7 +399,7 @@ async def test_stop_at_once_ends_the_requests_on_other_nodes() -> None:
 async def test_new_process_of_a_node_gets_new_connections() -> None:
     node = PlayedNode()
     async with fleet_of(node) as fleet:
-        model = fleet.peers.model("tale")
+        model = fleet.peers.find("tale")
         assert model is not None
         (before,) = model.endpoints.values()
         node.id = "n2"
@@ -461,7 +455,7 @@ async def test_silent_node_is_left_out_and_comes_back() -> None:
         await fleet.becomes("node0", NodeState.READY)
         node.silent = True
         await fleet.becomes("node0", NodeState.ABSENT)
-        why = fleet.peers.model("tale")
+        why = fleet.peers.find("tale")
         assert why is not None
         refused = why.lease(infers=True)
         assert isinstance(refused, HttpError)
@@ -529,7 +523,7 @@ async def test_compressed_list_is_no_listing() -> None:
 @async_test
 async def test_list_in_many_tiny_pieces_is_refused() -> None:
     node = PlayedNode()
-    content = encode_listing("n1", (READY,)) + b" " * 400
+    content = node_answer("n1", (READY,)) + b" " * 400
     node.body = b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n"
     node.lines = b"Transfer-Encoding: chunked\r\n"
     async with fleet_of(node) as fleet:
@@ -540,7 +534,7 @@ async def test_list_in_many_tiny_pieces_is_refused() -> None:
 @async_test
 async def test_list_in_pieces_is_read() -> None:
     node = PlayedNode()
-    content = encode_listing("n1", (READY,))
+    content = node_answer("n1", (READY,))
     node.body = b"".join(b"1\r\n%c\r\n" % byte for byte in content[:256]) + b"0\r\n\r\n"
     assert len(content) <= 256
     node.lines = b"Transfer-Encoding: chunked\r\n"
@@ -601,7 +595,7 @@ async def test_request_for_an_expected_model_is_reported_to_the_membership() -> 
     membership = OnDemand()
     async with fleet_of(membership=membership) as fleet:
         assert fleet.listed()["big"]["status"] == {"value": "unloaded"}
-        model = fleet.peers.model("big")
+        model = fleet.peers.find("big")
         assert model is not None
         entry = QueueEntry(Waits(), 0.0, 2)
         assert model.queue.enter(entry) is None
@@ -665,7 +659,7 @@ async def test_same_number_of_waiting_requests_is_reported_once() -> None:
 
     membership = OnDemand()
     async with fleet_of(membership=membership) as fleet:
-        model = fleet.peers.model("big")
+        model = fleet.peers.find("big")
         assert model is not None
         entry = QueueEntry(Waits(), 0.0, 2)
         assert model.queue.enter(entry) is None
@@ -677,7 +671,7 @@ async def test_same_number_of_waiting_requests_is_reported_once() -> None:
 async def busy_model(fleet: Fleet) -> tuple[RemoteModel, Lease]:
     """The model of ``node0``, which has a request."""
     await fleet.becomes("node0", NodeState.READY)
-    model = fleet.peers.model("tale")
+    model = fleet.peers.find("tale")
     assert model is not None
     lease = model.lease(infers=True)
     assert isinstance(lease, Lease)
@@ -711,7 +705,7 @@ async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgot
         assert fleet.peers.gauges().states == {"node0": "leaving"}
         lease.release()
         await fleet.until(lambda: not fleet.peers.nodes)
-        assert fleet.peers.model("tale") is None
+        assert fleet.peers.find("tale") is None
 
 
 @async_test
@@ -751,8 +745,8 @@ async def test_requests_that_wait_for_a_busy_node_are_reported_too() -> None:
     async with fleet_of(node, membership=membership) as fleet:
         node.models = (msgspec.structs.replace(READY, id="big", aliases=()),)
         membership.replace((Peer("node0", node.url),))
-        await fleet.until(lambda: (big := fleet.peers.model("big")) is not None and big.is_warm)
-        model = fleet.peers.model("big")
+        await fleet.until(lambda: (big := fleet.peers.find("big")) is not None and big.is_warm)
+        model = fleet.peers.find("big")
         assert model is not None
         leases = [model.lease(infers=True), model.lease(infers=True)]
         entry = QueueEntry(Waits(), 0.0, 2)

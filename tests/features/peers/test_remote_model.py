@@ -9,15 +9,14 @@ import pytest
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import ResolvedModel
-from llamasup.core.pool.catalog.node_listing import NodeModel
+from llamasup.core.pool.catalog.v1_models import NodeModel
 from llamasup.core.queueing.endpoint import BUSY, Lease, NodeLink
 from llamasup.core.queueing.request_queue import QueueEntry
 from llamasup.core.queueing.wait_estimate import ServedLoad
 from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
 from llamasup.features.peers.groups import ModelGroup, Where, choose_side
-from llamasup.features.peers.known import KnownNode, NodeState
-from llamasup.features.peers.membership import Peer
+from llamasup.features.peers.nodes import KnownNode, NodeState, Peer
 from llamasup.features.peers.remote_model import NodeAddress, RemoteModel, SharedModel
 from tests.core.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.kit.async_tests import async_test

@@ -514,13 +514,13 @@ class WithBrief(ManyModels):
     def resolve(  # type: ignore[override]
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> Brief:
-        return Brief(self.models["qwen"])
+        return Brief(self.by_id["qwen"])
 
 
 def test_second_request_for_a_virtual_model_has_its_changes(rig: Rig, tmp_path: Path) -> None:
     many = rig.call(lambda: WithBrief(tmp_path, [QWEN]))
     rig.proxy.backend = many
-    many.models["qwen"].repairs = BOTH
+    many.by_id["qwen"].repairs = BOTH
     client = rig.send(request(model=NAME, **JSON))
     child = many.accept("qwen", rig)
     first = json.loads(child.message()[1])

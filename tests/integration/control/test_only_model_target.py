@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from llamasup.core.control.interface import shown
-from llamasup.core.models.diff import Changes
+from llamasup.core.models.spec import Changes
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.events import StateChanged
 from llamasup.core.supervision.states import State

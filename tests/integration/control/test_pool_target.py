@@ -12,20 +12,20 @@ import pytest
 from llamasup.core.control.interface import Fetch
 from llamasup.core.control.pool_target import ConfiguredTarget
 from llamasup.core.http.address import TcpAddress
-from llamasup.core.models.diff import Changes
-from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.node_listing import NodeModel, read_listing
+from llamasup.core.models.spec import Changes, ModelSpec
+from llamasup.core.pool.catalog.v1_models import NodeModel
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.states import Policy, State
 from llamasup.errors import Conflict, ModelMissing, ModelUnknown
-from llamasup.features.peers.control import PeerModels
-from llamasup.features.peers.membership import Peer
+from llamasup.features.peers.nodes import Peer
+from llamasup.features.peers.nodes_backend import NodesBackend
 from llamasup.features.peers.peers import Peers
 from llamasup.features.peers.static import StaticMembership
 from tests.core.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
 from tests.features.peers.test_peers import PlayedNode
+from tests.kit.backends import as_node_reads
 
 # Nothing is tried again by itself while a test runs, and who waits does so all the same.
 LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)
@@ -173,7 +173,7 @@ async def test_models_of_other_nodes_are_shown_and_changed_only_there(
         await node.start()
         membership = StaticMembership((Peer("desk", node.url),))
         peers = target.nodes = Peers(membership, it.catalog, timeout_s=60.0, max_waiting=8)
-        target.other_models = (PeerModels(peers),)
+        target.catalog = NodesBackend(it.catalog, peers)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(peers.run())
             await peers.begun()
@@ -200,11 +200,8 @@ async def test_models_of_other_nodes_are_shown_and_changed_only_there(
 @async_test
 async def test_another_node_gets_the_models_with_their_load(tmp_path: Path, spec: ModelSpec) -> None:
     async with pooled(tmp_path, spec, runtime=server(tmp_path)) as it:
-        (cold,) = read_listing(it.catalog.node_listing()).models
+        (cold,) = as_node_reads(it.catalog)
         assert (cold.id, cold.state, cold.serves) == ("a", "stopped", False)
         await it.pool.load(it["a"])
-        listing = read_listing(it.catalog.node_listing())
-        (warm,) = listing.models
-        assert (listing.node, warm.serves, warm.busy) == (it.catalog.node, True, 0)
-        assert warm.entry["id"] == "a"
-        assert read_listing(it.catalog.node_listing(lambda model: None)).models == ()
+        (warm,) = as_node_reads(it.catalog)
+        assert (warm.serves, warm.busy, warm.entry["id"]) == (True, 0, "a")

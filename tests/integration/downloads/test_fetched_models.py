@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from llamasup.core.hub.remote_file import Listener, Progress
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.status import state_of_managed
+from llamasup.core.pool.catalog.collect import info_of
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.errors import Conflict, LlamasupError
 from tests.core.pool.pools import async_test, file_of, pooled, spec_of, with_context
@@ -87,7 +87,7 @@ async def test_download_ends_with_the_last_waiting_client(
     async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as models:
         first, second = models.ask("a"), models.ask("a")
         await models.until(lambda: hub.begun == [REF])
-        assert state_of_managed(models["a"]) == "downloading"
+        assert info_of(models["a"]).state == "downloading"
         models["a"].served.queue.leave(first.entry)
         await models.reconciled()
         assert hub.called_off == []
@@ -95,7 +95,7 @@ async def test_download_ends_with_the_last_waiting_client(
 
         await models.until(lambda: models["a"].sizing is None)
         assert hub.called_off == [REF]
-        assert state_of_managed(models["a"]) == "stopped"
+        assert info_of(models["a"]).state == "stopped"
         hub.may.set()
         assert await models.ask("a").served_by() == 1  # the next request continues it
         assert hub.begun == [REF, REF]

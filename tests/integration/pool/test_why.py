@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.core.models.spec import Stay
-from llamasup.core.pool.catalog.model_view import why_of
+from llamasup.core.pool.catalog.collect import why_of
 from llamasup.core.pool.eviction_policy import Phase, ResidencyPolicy
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.states import Policy, State

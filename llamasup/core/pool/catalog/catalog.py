@@ -1,36 +1,59 @@
-"""The models of a pool by their names: the proxy's backend, which applies a new registry to the pool."""
+"""The models of a pool by their names.
+
+``Catalog`` has many models, and applies a new registry to the pool. ``OnlyModel`` has the one of ``run`` and
+``wrap``. Each is a ``Backend`` of the proxy: it resolves a name, and lists its models. A feature puts names
+in front of them with a ``Backend`` of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.models.access import (
+    ListedModel,
     ResolvedModel,
     ambiguous_model,
     resolved,
     unknown_model,
     unnamed_model,
 )
-from llamasup.core.models.diff import Changes, changes
 from llamasup.core.models.registry import Registry, Unknown
-from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
-from llamasup.core.pool.catalog.model_view import listed_model, node_listing
+from llamasup.core.models.spec import Changes, ModelSpec, changes
+from llamasup.core.pool.catalog.collect import info_of, why_of
+from llamasup.core.pool.catalog.v1_models import entry_of, node_model_of
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
-from llamasup.core.pool.replicas.replica_set import ModelRoute
+from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.errors import LlamasupError, ModelUnknown
 
 OnDemandFactory = Callable[[str], ModelSpec | None]
 _MAX_ON_DEMAND = 100  # names of models that requests create, if downloads on demand are allowed
+
+
+class PoolRoute(Struct, frozen=True):
+    """A ``ModelRoute`` to a model of the pool."""
+
+    model: ResolvedModel
+    served: ReplicaSet
+    managed: ManagedModel
+    is_default: bool = False
+
+    def listed(self, *, for_node: bool = False) -> ListedModel:
+        render = node_model_of if for_node else entry_of
+        return ListedModel(
+            self.model, lambda model: render(info_of(self.managed, is_default=self.is_default), model)
+        )
 
 
 class Catalog:
@@ -48,15 +71,17 @@ class Catalog:
         self._before_removal: Registry | None = None
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # by exact name
-        self._routes: dict[str, ModelRoute] = {}  # by id
+        self._routes: dict[str, PoolRoute] = {}  # by id
         self._unready: HttpError | None = _STARTING
         pool.on_sized = self._sized
         self.apply(registry)
 
     # --- Backend ----------------------------------------------------------------------------------------
+    lists_models = True
+
     def resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
-    ) -> ModelRoute | HttpError:
+    ) -> PoolRoute | HttpError:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
             managed = self.find(model, create=create)
@@ -67,15 +92,19 @@ class Catalog:
     def readiness(self) -> HttpError | None:
         return STOPPING if self.pool.stopping else self._unready
 
-    def listing(self) -> ModelListing:
-        found = (id_ for id_, spec in self.registry.specs.items() if not spec.unlisted)
-        ids = (*found, *self._on_demand)
-        return ModelListing(ids, self._listed, self.registry.default)
+    def models(self, *, for_node: bool = False) -> Iterator[ListedModel]:
+        """For clients the default model comes first: llama-server's web interface takes the first."""
+        shown = (managed.spec for managed in self.managed_models() if not managed.spec.unlisted)
+        routes = [self._routes[spec.id] for spec in shown]
+        if not for_node:
+            routes.sort(key=lambda route: not route.is_default)
+        return (route.listed(for_node=for_node) for route in routes)
 
-    def node_listing(self, seen: Callable[[ResolvedModel], ResolvedModel | None] | None = None) -> bytes:
-        listed = (managed for managed in self.managed_models() if not managed.spec.unlisted)
-        models = ((managed, self._routes[managed.spec.id].model) for managed in listed)
-        return node_listing(self.node, models, self.registry.default, seen)
+    def why(self, name: str) -> Mapping[str, Any]:
+        return why_of(self.known(name), self.pool)
+
+    def refuse(self, what: str, name: str) -> None:
+        """All its models can be changed here."""
 
     def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
@@ -120,7 +149,7 @@ class Catalog:
         self._on_demand[spec.id] = None
         managed = self.pool.add(spec)
         self._by_name |= dict.fromkeys(spec.names, managed)
-        self._routes[spec.id] = ModelRoute(resolved(spec), managed.served)
+        self._routes[spec.id] = self._route(managed)
         return managed
 
     def _sized(self, managed: ManagedModel) -> None:
@@ -135,7 +164,7 @@ class Catalog:
                 spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
                 self.pool.update_spec(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
-                self._routes[id_] = ModelRoute(resolved(spec), other.served)
+                self._routes[id_] = self._route(other)
                 return
 
     @contextmanager
@@ -210,9 +239,9 @@ class Catalog:
             return _REMOVING
         return self._refusal(model)
 
-    def _listed(self, id_: str) -> ListedModel:
-        managed = self.pool.managed_models[id_]
-        return listed_model(managed, self._routes[managed.spec.id].model)
+    def _route(self, managed: ManagedModel) -> PoolRoute:
+        spec = managed.spec
+        return PoolRoute(resolved(spec), managed.served, managed, spec.id == self.registry.default)
 
     # --- from start to change ---------------------------------------------------------------------------
 
@@ -294,10 +323,7 @@ class Catalog:
         # Names of the registry take precedence over those on demand.
         ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
-        self._routes = {
-            managed.spec.id: ModelRoute(resolved(managed.spec), managed.served)
-            for managed in self.managed_models()
-        }
+        self._routes = {managed.spec.id: self._route(managed) for managed in self.managed_models()}
         return found
 
 
@@ -308,3 +334,35 @@ _STARTING = HttpError(503, "Models are being loaded", cause="loading", retry_aft
 def _as_listed(spec: ModelSpec) -> ModelSpec:
     """The spec as a registry makes it, without the build, which the pool adds."""
     return replace(spec, runtime="", unproven=False)
+
+
+class OnlyModel(Catalog):
+    """Serves the model of ``spec`` under any name in a request, like llama-server."""
+
+    lists_models = False  # llama-server answers /v1/models
+
+    def __init__(self, spec: ModelSpec, pool: Pool) -> None:
+        super().__init__(Registry({spec.id: spec}, dict.fromkeys(spec.names, spec.id), spec.id), pool)
+        self.managed = pool.managed_models[spec.id]
+        self._only = PoolRoute(resolved(spec), self.managed.served, self.managed)
+
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> PoolRoute:
+        return self._only
+
+    def readiness(self) -> HttpError | None:
+        state = self.managed.served.serving()
+        return state if isinstance(state, HttpError) else None
+
+    def models(self, *, for_node: bool = False) -> Iterator[ListedModel]:
+        yield self._only.listed(for_node=for_node)
+
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """Return the model, if ``model`` is one of its names. Raises ModelUnknown."""
+        names = self.managed.spec.names
+        if model in names:
+            return self.managed
+        near = difflib.get_close_matches(model, names, n=1)
+        raise ModelUnknown(
+            f"No model {model[:200]!r} is served here.",
+            remedy=f"The nearest is {near[0]!r}." if near else f"Served here: {', '.join(names)}.",
+        )

@@ -11,27 +11,26 @@ from msgspec.structs import replace
 
 from llamasup.core.planning.facts import Launch
 from llamasup.core.planning.memory.shares import RAM
-from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.pool.catalog.memory_view import HeldByModel, HeldByProcess, memory_view
-from llamasup.core.pool.catalog.status import state_of_managed
+from llamasup.core.pool.catalog.collect import info_of
+from llamasup.core.pool.catalog.status import Measured, memory_view
 from llamasup.core.pool.model import ManagedModel
-from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.system.hardware.devices import Device, with_nvml_memory
 from llamasup.core.system.hardware.nvml import ask_nvml, vram_by_process
-from llamasup.core.system.hardware.probe import hardware
+from llamasup.core.system.hardware.probe import hardware, load_usage
 
 _UNKNOWN = -1
 
 
-async def memory_of(models: Iterable[ManagedModel], budget: Mapping[str, int]) -> Mapping[str, Any]:
+async def memory_of(managed_models: Iterable[ManagedModel], budget: Mapping[str, int]) -> Mapping[str, Any]:
     """The ``memory`` object of the control API (docs/control.md)."""
-    known = tuple(models)
+    known = tuple(managed_models)
+    models = [info_of(managed) for managed in known if managed.holds_memory]
+    pids = [each.pid for model in models for each in model.all_processes if each.pid is not None]
     # In a thread: the driver and /proc may be slow.
-    devices, vram = await asyncio.to_thread(_measured, _launch_of(known), budget)
-    held = [_held(managed, vram) for managed in known if managed.holds_memory]
+    devices, measured = await asyncio.to_thread(_measured, _launch_of(known), budget, pids)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "devices": memory_view(devices, budget, held),
+        "devices": memory_view(devices, budget, models, measured),
     }
 
 
@@ -41,8 +40,11 @@ def _launch_of(models: Sequence[ManagedModel]) -> Launch | None:
     return next((found.launch for found in sized if found is not None and found.launch is not None), None)
 
 
-def _measured(launch: Launch | None, budget: Mapping[str, int]) -> tuple[Sequence[Device], Mapping[int, int]]:
-    return devices_with_ram(launch, budget), vram_by_process()
+def _measured(
+    launch: Launch | None, budget: Mapping[str, int], pids: Iterable[int]
+) -> tuple[Sequence[Device], Measured]:
+    used = {pid: usage.rss_bytes for pid in pids if (usage := load_usage(pid)) is not None}
+    return devices_with_ram(launch, budget), Measured(used, vram_by_process())
 
 
 def devices_with_ram(launch: Launch | None, budget: Mapping[str, int]) -> Sequence[Device]:
@@ -64,20 +66,3 @@ def devices_with_ram(launch: Launch | None, budget: Mapping[str, int]) -> Sequen
     if fresh is None:
         return (ram, *(replace(device, free_bytes=_UNKNOWN) for device in own))
     return (ram, *(device for device in fresh if not device.shares_host_memory))
-
-
-def _held(managed: ManagedModel, vram: Mapping[int, int]) -> HeldByModel:
-    processes = tuple(_process(runner, vram) for runner in managed.all_runners if runner.pid is not None)
-    return HeldByModel(managed.spec.id, state_of_managed(managed), managed.needs, processes)
-
-
-def _process(runner: InstanceRunner, vram: Mapping[int, int]) -> HeldByProcess:
-    from llamasup.core.system.hardware.probe import load_usage
-
-    plan, pid = runner.plan, runner.pid
-    usage = None if pid is None else load_usage(pid)
-    return HeldByProcess(
-        plan.memory if isinstance(plan, LaunchPlan) else None,
-        None if usage is None else usage.rss_bytes,
-        None if pid is None else vram.get(pid),
-    )

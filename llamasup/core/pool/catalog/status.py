@@ -1,178 +1,190 @@
-"""The ``status`` object of a model (docs/design.md), loaded or not, and the metrics of its server."""
+"""The objects of the control API about models: ``status`` (docs/design.md) and ``memory`` (docs/control.md),
+and the gauges (pure).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
 
-from llamasup._version import __version__
-from llamasup.core.gguf.facts import ModelFacts
-from llamasup.core.http.address import Address
+from msgspec import Struct
+
 from llamasup.core.observability.counters import InstanceGauges
+from llamasup.core.planning.memory.estimate import MemoryEstimate
+from llamasup.core.planning.memory.shares import RAM
 from llamasup.core.planning.plan import LaunchPlan
-from llamasup.core.pool.shown_state import nearest, state_of
-from llamasup.core.supervision.load_progress import LoadProgress
-from llamasup.core.supervision.runner import InstanceRunner
-from llamasup.core.supervision.states import State
+from llamasup.core.pool.model_info import ModelInfo, ProcessInfo
+from llamasup.core.system.hardware.devices import Device
 
-if TYPE_CHECKING:
-    from llamasup.core.llama_server.client import Prober
-    from llamasup.core.pool.model import ManagedModel
+_NONE = ProcessInfo()
 
 
-def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ``status`` object (docs/design.md); ``up_s``: the uptime."""
-    return {
-        "version": __version__,
-        "pid": os.getpid(),
-        "url": address.url,
-        "uptime_s": round(up_s, 3),
-        "models": list(models),
-    }
-
-
-def state_of_managed(managed: ManagedModel) -> str:
-    waits_for = ""
-    if managed.wanted:
-        why = managed.served.unavailable_reason
-        waits_for = "download" if why is not None and why.cause == "downloading" else "memory"
-    return state_of(
-        managed.phase,
-        (runner.instance.state for runner in managed.runners),
-        waits_for=waits_for,
-        broken=bool(managed.spec.problem),
-    )
-
-
-def wait_before_load(managed: ManagedModel, now_s: float) -> LoadProgress | None:
-    """The wait of a requested model before its processes start; None if they have started.
-
-    ``now_s``: monotonic.
-    """
-    if not managed.wanted or any(runner.load is not None for runner in managed.runners) or managed.serves:
-        return None
-    since_s = min(
-        managed.served.queue.oldest_s, managed.load_waiters_since_s if managed.load_waiters else now_s
-    )
-    why = managed.served.unavailable_reason
-    if why is not None and why.cause == "downloading":
-        return LoadProgress(None, why.eta_s, now_s - since_s, why.message)
-    state = state_of_managed(managed)
-    reason = "it waits until other models free memory" if state == "waiting" else None
-    return None if reason is None else LoadProgress(None, None, now_s - since_s, reason)
-
-
-def model_status(
-    model: str,
-    aliases: Iterable[str],
-    runners: Sequence[InstanceRunner],
-    *,
-    queued: int,
-    facts: ModelFacts | None = None,
-    state: str | None = None,
-    until: str | None = None,
-    pinned: bool = False,
-    awaits: LoadProgress | None = None,
-) -> Mapping[str, Any]:
-    """The ``status`` object of one model.
-
-    ``runners``: empty if it is not loaded. ``facts``: of its file, if known. ``state`` overrides that of
-    the processes; ``until``: the time of its unload, in ISO 8601. ``awaits``: its wait before the load.
+def model_status(info: ModelInfo, now: datetime, rss_bytes_of: Callable[[int], int | None]) -> dict[str, Any]:
+    """The model in ``status``. ``rss_bytes_of`` returns the memory of a process.
 
     The caller fills in ``vram_bytes``, because the driver is slow.
     """
-    from llamasup.core.system.hardware.probe import load_usage
-
-    runners = sorted(runners, key=lambda runner: nearest(runner.instance.state))
-    first = runners[0] if runners else None
-    plan = None if first is None else first.plan
-    last = None if first is None else first.instance.last
-    seen = [load_usage(runner.pid) for runner in runners if runner.pid is not None]
-    rss = [usage.rss_bytes for usage in seen if usage is not None]
-    slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
-    model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class
-    load = awaits if first is None or awaits is not None else first.load
+    spec, processes, plan = info.spec, info.processes, info.plan
+    first = processes[0] if processes else _NONE
+    pids = (each.pid for each in processes if each.pid is not None)
+    rss = [size for size in map(rss_bytes_of, pids) if size is not None]
+    model_class = plan.model_class if plan is not None else info.facts.model_class if info.facts else None
+    until = None if info.unload_in_s is None else now + timedelta(seconds=info.unload_in_s)
     status = {
-        "id": model,
-        "aliases": list(aliases),
-        "state": state or (State.STOPPED if first is None else first.instance.state).value,
-        "generation": 0 if first is None else first.instance.generation,
-        "pid": None if first is None else first.pid,
-        "restarts": _sum(runners, lambda runner: runner.instance.restarts),
-        "in_flight": _sum(runners, lambda runner: runner.in_flight),
-        "queued": queued,
-        "slots": sum(count or 0 for count in slots) or None,
-        "slots_busy": _sum(runners, lambda runner: runner.busy),
+        "id": spec.id,
+        "aliases": list(spec.aliases),
+        "state": info.state.value,
+        "generation": first.generation,
+        "pid": first.pid,
+        "restarts": sum(each.restarts for each in processes),
+        "in_flight": sum(each.in_flight for each in processes),
+        "queued": info.queued,
+        "slots": info.slots,
+        "slots_busy": sum(each.busy for each in processes),
         "ctx_size": None if plan is None else plan.ctx_size,
-        "load": None if load is None else load.as_json(),
+        "load": None if info.load is None else info.load.as_json(),
         "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},
-        "size_bytes": None if facts is None else facts.file_bytes,
+        "size_bytes": None if info.facts is None else info.facts.file_bytes,
         "class": None if model_class is None else model_class.value,
-        "device": None if plan is None or first is None or first.pid is None else plan.device,
-        "until": until,
-        "pinned": pinned,
-        "last_exit": None
-        if first is None or last is None
-        else {
-            "code": first.last_exit.code if first.last_exit else None,
-            "signal": first.last_exit.signal if first.last_exit else None,
-            "cause": last.cause,
-            "remedy": last.remedy,
-        },
-        "events": [] if first is None else first.history.as_json(),
+        "device": None if plan is None or first.pid is None else plan.device,
+        "until": None if until is None else until.isoformat(timespec="seconds"),
+        "pinned": spec.stay.pin,
+        "last_exit": None if first.diagnosis is None else _last_exit(first),
+        "events": [record.as_json() for record in first.events],
     }
-    if len(runners) > 1:
+    if len(processes) > 1:
         status["replicas"] = [
             {
-                "state": runner.instance.state.value,
-                "generation": runner.instance.generation,
-                "pid": runner.pid,
-                "restarts": runner.instance.restarts,
-                "in_flight": runner.in_flight,
-                "device": None if runner.plan is None else runner.plan.device,
+                "state": each.state.value,
+                "generation": each.generation,
+                "pid": each.pid,
+                "restarts": each.restarts,
+                "in_flight": each.in_flight,
+                "device": None if each.plan is None else each.plan.device,
             }
-            for runner in runners
+            for each in processes
         ]
-    return status
+    return status | {
+        "needs_bytes": dict(info.sized_needs) or None,
+        "problem": info.problem or None,
+        "remedy": info.remedy or None,
+    }
 
 
-def held_bytes_of(managed: ManagedModel) -> int:
+def _last_exit(process: ProcessInfo) -> Mapping[str, Any]:
+    assert process.diagnosis is not None
+    return {
+        "code": process.exit.code if process.exit else None,
+        "signal": process.exit.signal if process.exit else None,
+        "cause": process.diagnosis.cause,
+        "remedy": process.diagnosis.remedy,
+    }
+
+
+def gauges_of(info: ModelInfo) -> Iterator[InstanceGauges]:
+    """One for each process; replicas share a queue."""
+    for each in info.processes:
+        yield InstanceGauges(info.id, each.state, each.in_flight, queued=info.queued)
+
+
+def held_bytes_of(info: ModelInfo) -> int:
     """The memory that the plans of its processes predict, without the prompt cache, which begins empty."""
-    plans = [runner.plan for runner in managed.all_runners if runner.pid is not None]
+    plans = [each.plan for each in info.all_processes if each.pid is not None]
     return sum(plan.memory.without_prompt_cache.total_bytes for plan in plans if isinstance(plan, LaunchPlan))
 
 
-def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int]) -> int:
-    return sum(map(of, runners))
+_KINDS: Final = {
+    "weights": "weights_bytes",
+    "kv": "kv_bytes",
+    "compute": "compute_bytes",
+    "runtime": "compute_bytes",  # llama-server's own memory
+    "checkpoints": "cache_bytes",
+    "prompt cache": "cache_bytes",
+}
 
 
-def gauges_of(runners: Iterable[InstanceRunner]) -> Sequence[InstanceGauges]:
-    """One for each process; replicas share a queue."""
+class Measured(Struct, frozen=True):
+    """The measured memory of processes by their ID. ``vram_bytes``: on all devices together."""
+
+    rss_bytes: Mapping[int, int] = {}
+    vram_bytes: Mapping[int, int] = {}
+
+
+def memory_view(
+    devices: Sequence[Device], budget: Mapping[str, int], models: Sequence[ModelInfo], measured: Measured
+) -> list[Mapping[str, Any]]:
+    """The memory of each device and of the models on it.
+
+    ``devices``: RAM first, under the name ``ram``, then those with their own memory. ``free_bytes`` is
+    negative for a device whose free memory is unknown.
+    """
+    own = [device for device in devices if device.name != RAM]
     return [
-        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.queue))
-        for runner in runners
+        {
+            "name": device.name,
+            "total_bytes": device.total_bytes,
+            "free_bytes": device.free_bytes if device.free_bytes >= 0 else None,
+            "budget_bytes": budget.get(device.name),
+            "models": [each for model in models if (each := _model_on(device.name, model, own, measured))],
+        }
+        for device in devices
     ]
 
 
-async def scrape(runners: Iterable[InstanceRunner]) -> Mapping[str, str]:
-    """The metrics of each serving child by model (of the first replica), read from all at the same time."""
-    texts: dict[str, str] = {}
+def _model_on(
+    name: str, model: ModelInfo, own: Sequence[Device], measured: Measured
+) -> Mapping[str, Any] | None:
+    """The part of a model on one device; None if it uses nothing of the device."""
+    processes = {each.pid: _estimate(each) for each in model.all_processes if each.pid is not None}
+    estimates = [estimate for estimate in processes.values() if estimate is not None]
+    parts: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
+    for estimate in estimates:
+        parts.update(predicted_on(name, estimate, own))
+    # Without an estimate, its processes have no plan yet.
+    total_bytes = parts.total() if estimates else model.needs.get(name, 0)
+    sizes = [_measured_on(name, pid, estimate, own, measured) for pid, estimate in processes.items()]
+    known = [size for size in sizes if size is not None]
+    if not (total_bytes or sum(known)):
+        return None
+    return {
+        "id": model.id,
+        "state": model.state.value,
+        "predicted": {**parts, "total_bytes": total_bytes},
+        "measured_bytes": sum(known) if known else None,
+    }
 
-    async def ask(model: str, prober: Prober) -> None:
-        async with prober:
-            if (text := await prober.metrics()) is not None:
-                texts[model] = text
 
-    asked: list[str] = []
-    async with asyncio.TaskGroup() as tasks:
-        for runner in runners:
-            if (
-                runner.model not in asked
-                and runner.instance.state is State.READY
-                and (prober := runner.prober()) is not None
-            ):
-                asked.append(runner.model)
-                tasks.create_task(ask(runner.model, prober), name=f"{runner.model}/scrape")
-    return {model: texts[model] for model in asked if model in texts}
+def _estimate(process: ProcessInfo) -> MemoryEstimate | None:
+    return process.plan.memory if isinstance(process.plan, LaunchPlan) else None
+
+
+def predicted_on(name: str, memory: MemoryEstimate, own: Sequence[Device]) -> Mapping[str, int]:
+    """The bytes of a plan on one device by kind. llama.cpp distributes layers in proportion to the sizes."""
+    used = devices_used(memory, own)
+    total_bytes = sum(device.total_bytes for device in used)
+    size_bytes = next((device.total_bytes for device in used if device.name == name), 0)
+    parts = dict.fromkeys(_KINDS.values(), 0)
+    for part in memory.parts:
+        if name == RAM:
+            parts[_KINDS[part.kind]] += part.host_bytes + (0 if used else part.device_bytes)
+        elif size_bytes:
+            parts[_KINDS[part.kind]] += part.device_bytes * size_bytes // total_bytes
+    return parts
+
+
+def devices_used(memory: MemoryEstimate, own: Sequence[Device]) -> Sequence[Device]:
+    """The devices with their own memory that a plan uses."""
+    return [device for device in own if device.name in memory.free.names]
+
+
+def _measured_on(
+    name: str, pid: int, estimate: MemoryEstimate | None, own: Sequence[Device], measured: Measured
+) -> int | None:
+    """The driver reports a process's memory on all GPUs together, so that on one of several is unknown."""
+    if name == RAM:
+        return measured.rss_bytes.get(pid)
+    if estimate is None or [device.name for device in devices_used(estimate, own)] != [name]:
+        return None
+    return measured.vram_bytes.get(pid)

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.models.access import ResolvedModel
 from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease, Serving, permits_of
 from llamasup.core.queueing.request_queue import Preference, QueueEntry, RequestQueue
 from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
@@ -224,10 +222,3 @@ def _retry_priority(why: HttpError) -> tuple[bool, float]:
     if why.queueable:
         return False, why.retry_after_s or 0.0
     return True, not why.remedy
-
-
-class ModelRoute(Struct, frozen=True):
-    """The value that a catalog returns for a name: the model, and the processes that serve it."""
-
-    model: ResolvedModel
-    served: ReplicaSet

@@ -8,14 +8,19 @@ from typing import Final
 
 from msgspec import Struct
 
-from llamasup.core.llama_server.plan_limits import Reduction
-from llamasup.core.pool.eviction_policy import Grounds
-from llamasup.core.pool.why.decision import Decision, Kind
-from llamasup.core.pool.why.recording import reductions_change, reductions_text, waiting_change, waiting_text
+from llamasup.core.pool.model_info import ModelInfo
+from llamasup.core.pool.shown_state import ShownState
+from llamasup.core.pool.why.recording import (
+    Decision,
+    Kind,
+    reductions_change,
+    reductions_text,
+    waiting_change,
+    waiting_text,
+)
 
 _ENDED: Final[frozenset[Kind]] = frozenset({"evict", "unload", "refuse", "fail"})
 _BEGUN: Final[frozenset[Kind]] = frozenset({"load", "restart", "update"})
-_STARTING: Final = frozenset({"starting", "loading", "warming"})
 
 _THEN: Final[dict[Kind, str]] = {
     "load": "was loaded",
@@ -28,33 +33,6 @@ _THEN: Final[dict[Kind, str]] = {
 }
 
 
-class ModelView(Struct, frozen=True):
-    """A model now. ``state``: as in ``status``. Times in seconds from now; None: not due."""
-
-    id: str
-    state: str
-    in_flight: int = 0
-    queued: int = 0
-    slots: int | None = None
-    max_concurrent: int | None = None
-    """The requests that run at a time, where the user limits them."""
-    reduced: tuple[Reduction, ...] = ()
-    waits: Grounds | None = None
-    overdue_in_s: float | None = None
-    """Until busy models are unloaded for it."""
-    pinned: bool = False
-    by_command: bool = False
-    """Requests do not load it."""
-    problem: str = ""
-    """Why it cannot be loaded, with ``remedy``."""
-    remedy: str = ""
-    download: str = ""
-    """The progress of its download."""
-    retry_in_s: float | None = None
-    restart_in_s: float | None = None
-    unload_in_s: float | None = None
-
-
 class Explanation(Struct, frozen=True):
     """The reasons for a state. ``change``: what would have to change; empty if nothing has to."""
 
@@ -62,132 +40,132 @@ class Explanation(Struct, frozen=True):
     change: tuple[str, ...] = ()
 
 
-def explain(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def explain(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     """Explain the state of a model. ``decisions``: about this model, the newest first."""
-    found = _state(view, decisions, now)
-    queue = _queue(view)
+    found = _state(info, decisions, now)
+    queue = _queue(info)
     return Explanation(
         (*found.sentences, *queue.sentences), tuple(dict.fromkeys((*found.change, *queue.change)))
     )
 
 
-def _state(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
-    match view.state:
-        case "ready":
-            return _ready(view, decisions, now)
-        case "waiting":
-            return _waiting(view)
-        case "downloading":
+def _state(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
+    match info.state:
+        case ShownState.READY:
+            return _ready(info, decisions, now)
+        case ShownState.WAITING:
+            return _waiting(info)
+        case ShownState.DOWNLOADING:
             return Explanation(
-                (f"{view.id} was asked for, and its file is missing.", *_sentence(view.download))
+                (f"{info.id} was asked for, and its file is missing.", *_sentence(info.download))
             )
-        case "draining" | "stopping":
-            return _ending(view, decisions, now)
-        case "backoff":
-            return _backoff(view, decisions, now)
-        case "failed" | "broken":
-            return _failed(view, decisions, now)
-        case state if state in _STARTING:
-            return _starting(view, decisions, now)
+        case ShownState.DRAINING | ShownState.STOPPING:
+            return _ending(info, decisions, now)
+        case ShownState.BACKOFF:
+            return _backoff(info, decisions, now)
+        case ShownState.FAILED | ShownState.BROKEN:
+            return _failed(info, decisions, now)
+        case ShownState.STARTING | ShownState.LOADING | ShownState.WARMING:
+            return _starting(info, decisions, now)
         case _:
-            return _absent(view, decisions, now)
+            return _absent(info, decisions, now)
 
 
 # --- by state
 
 
-def _ready(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def _ready(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     since = _since_load(decisions)
-    sentences = [_past(each, now) for each in reversed(since)] or [f"{view.id} is loaded."]
-    sentences += [f"It has {text}." for text in reductions_text(view.reduced)]
-    if view.pinned:
+    sentences = [_past(each, now) for each in reversed(since)] or [f"{info.id} is loaded."]
+    sentences += [f"It has {text}." for text in reductions_text(info.reduced)]
+    if info.spec.stay.pin:
         sentences.append("It is pinned: it is not evicted for another model.")
-    elif view.unload_in_s is not None:
-        sentences.append(f"It is unloaded in {_span(view.unload_in_s)} if no request uses it (ttl).")
+    elif info.unload_in_s is not None:
+        sentences.append(f"It is unloaded in {_span(info.unload_in_s)} if no request uses it (ttl).")
     crashed = next((each.change for each in since if each.kind == "restart"), ())
-    return Explanation(tuple(sentences), (*crashed, *reductions_change(view.reduced)))
+    return Explanation(tuple(sentences), (*crashed, *reductions_change(info.reduced)))
 
 
-def _waiting(view: ModelView) -> Explanation:
-    if view.waits is None:
+def _waiting(info: ModelInfo) -> Explanation:
+    if info.waits is None:
         return Explanation(
-            (f"{view.id} was asked for. llamasup first reads its file, or loads other models.",)
+            (f"{info.id} was asked for. llamasup first reads its file, or loads other models.",)
         )
-    sentences = [f"{view.id} was asked for, and waits because {waiting_text(view.waits)}."]
-    if view.waits.chosen and view.overdue_in_s is not None:
-        left = _span(view.overdue_in_s)
+    sentences = [f"{info.id} was asked for, and waits because {waiting_text(info.waits)}."]
+    if info.waits.chosen and info.overdue_in_s is not None:
+        left = _span(info.overdue_in_s)
         sentences.append(f"Models in use stay loaded for {left} more. Then they finish their requests first.")
-    return Explanation(tuple(sentences), waiting_change(view.waits))
+    return Explanation(tuple(sentences), waiting_change(info.waits))
 
 
-def _starting(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def _starting(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     sentences = [_past(each, now) for each in reversed(_since_load(decisions))]
-    return Explanation((*sentences, f"{view.id} does not serve yet: its llama-server starts."))
+    return Explanation((*sentences, f"{info.id} does not serve yet: its llama-server starts."))
 
 
-def _ending(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
-    in_flight = f" It finishes {_count(view.in_flight, 'request')} first." if view.in_flight else ""
+def _ending(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
+    in_flight = f" It finishes {_count(info.in_flight, 'request')} first." if info.in_flight else ""
     last = decisions[0] if decisions else None
     if last is not None and last.kind == "drain":
-        return Explanation((f"{view.id} gets no new requests{last.why}.{in_flight}",), last.change)
+        return Explanation((f"{info.id} gets no new requests{last.why}.{in_flight}",), last.change)
     if last is not None and last.kind in _THEN:
         return Explanation((_past(last, now), f"Its llama-server is ending.{in_flight}"), last.change)
-    return Explanation((f"The llama-server of {view.id} is ending.{in_flight}",))
+    return Explanation((f"The llama-server of {info.id} is ending.{in_flight}",))
 
 
-def _backoff(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def _backoff(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     sentences = []
     last = _last(decisions, {"restart"})
     if last is not None:
-        sentences.append(f"The llama-server of {view.id} ended {_ago(last, now)}{last.why}.")
-    due = "soon" if view.restart_in_s is None else f"in {_span(view.restart_in_s)}"
-    sentences.append(f"{view.id} starts again {due}. The delay grows with each crash.")
-    now_too = f"`llamasup restart {view.id}` starts it now."
+        sentences.append(f"The llama-server of {info.id} ended {_ago(last, now)}{last.why}.")
+    due = "soon" if info.restart_in_s is None else f"in {_span(info.restart_in_s)}"
+    sentences.append(f"{info.id} starts again {due}. The delay grows with each crash.")
+    now_too = f"`llamasup restart {info.id}` starts it now."
     return Explanation(tuple(sentences), (*(() if last is None else last.change), now_too))
 
 
-def _failed(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def _failed(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     last = _last(decisions, {"refuse", "fail"})
-    if view.problem or last is None:
-        problem = view.problem.strip().removesuffix(".")
-        sentences = [f"{view.id} cannot be loaded: {problem}." if problem else f"{view.id} cannot be loaded."]
+    if info.problem or last is None:
+        problem = info.problem.strip().removesuffix(".")
+        sentences = [f"{info.id} cannot be loaded: {problem}." if problem else f"{info.id} cannot be loaded."]
     else:
         sentences = [_past(last, now)]
-    change = list(_sentence(view.remedy) or (() if last is None else last.change))
-    if view.state == "failed":
-        if view.retry_in_s is not None:
-            sentences.append(f"A request tries it again in {_span(view.retry_in_s)}.")
-        change.append(f"`llamasup load {view.id}` tries it now.")
+    change = list(_sentence(info.remedy) or (() if last is None else last.change))
+    if info.state is ShownState.FAILED:
+        if info.retry_in_s is not None:
+            sentences.append(f"A request tries it again in {_span(info.retry_in_s)}.")
+        change.append(f"`llamasup load {info.id}` tries it now.")
     return Explanation(tuple(sentences), tuple(change))
 
 
-def _absent(view: ModelView, decisions: Sequence[Decision], now: datetime) -> Explanation:
+def _absent(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     last = _last(decisions, _ENDED)
-    load = f"`llamasup load {view.id}` loads it."
-    if not view.by_command:
-        load = f"A request for it, or `llamasup load {view.id}`, loads it."
+    load = f"`llamasup load {info.id}` loads it."
+    if not info.spec.stay.by_command:
+        load = f"A request for it, or `llamasup load {info.id}`, loads it."
     if last is None:
-        return Explanation((f"{view.id} is not loaded: nothing has asked for it.",), (load,))
-    return Explanation((f"{view.id} is not loaded.", _past(last, now)), (load, *last.change))
+        return Explanation((f"{info.id} is not loaded: nothing has asked for it.",), (load,))
+    return Explanation((f"{info.id} is not loaded.", _past(last, now)), (load, *last.change))
 
 
-def _queue(view: ModelView) -> Explanation:
-    if not view.queued:
+def _queue(info: ModelInfo) -> Explanation:
+    if not info.queued:
         return Explanation(())
-    requests = _count(view.queued, "request")
-    waits = "waits" if view.queued == 1 else "wait"
-    if view.state != "ready":
+    requests = _count(info.queued, "request")
+    waits = "waits" if info.queued == 1 else "wait"
+    if info.state is not ShownState.READY:
         return Explanation((f"{requests} {waits} for it.",))
-    limit = view.max_concurrent
-    if limit is not None and (view.slots is None or limit < view.slots):
+    limit = info.max_concurrent
+    if limit is not None and (info.slots is None or limit < info.slots):
         return Explanation(
             (f"{requests} {waits} because max_concurrent is {limit}.",),
             ("More requests run at a time with a larger max_concurrent.",),
         )
-    if view.slots == 1:
+    if info.slots == 1:
         slots = "its only slot is busy"
     else:
-        slots = f"all {'' if view.slots is None else f'{view.slots} '}slots are busy"
+        slots = f"all {'' if info.slots is None else f'{info.slots} '}slots are busy"
     return Explanation(
         (f"{requests} {waits} because {slots}.",),
         ("More requests run at a time with more slots (parallel), or with more processes (replicas).",),

@@ -6,20 +6,20 @@ import msgspec
 import pytest
 
 from llamasup.core.http.routes import Work
-from llamasup.core.pool.catalog.node_listing import (
+from llamasup.core.pool.catalog.v1_models import (
     MAX_ALIASES,
     MAX_MODEL_BYTES,
     MAX_MODELS,
     NodeModel,
-    encode_listing,
     read_in_slices,
     read_listing,
 )
+from tests.kit.backends import node_answer
 
 
 def test_listing_is_read_as_it_was_written() -> None:
     model = NodeModel("a", ("b",), "ready", (Work.TEXT,), 4, 1, 2, 4096, entry={"id": "a"})
-    found = read_listing(encode_listing("n1", [model]))
+    found = read_listing(node_answer("n1", [model]))
     assert (found.node, found.models) == ("n1", (model,))
     assert found.version
 
@@ -39,14 +39,14 @@ def test_answer_of_another_program_is_no_listing(content: bytes) -> None:
 
 def test_invalid_and_double_names_are_left_out() -> None:
     models = [NodeModel("a", ("x\n", "x*", "y")), NodeModel("a", state="ready"), NodeModel("../b")]
-    assert read_listing(encode_listing("n1", models)).models == (NodeModel("a", ("y",)),)
+    assert read_listing(node_answer("n1", models)).models == (NodeModel("a", ("y",)),)
 
 
 @pytest.mark.check("X8", "the first 1000 models with 32 names each; the others are left out")
 def test_numbers_of_models_and_names_are_limited() -> None:
     names = tuple(f"a{number}" for number in range(MAX_ALIASES + 1))
     models = [NodeModel(f"m{number}", names) for number in range(MAX_MODELS + 2)]
-    found = read_listing(encode_listing("n1", models))
+    found = read_listing(node_answer("n1", models))
     assert (len(found.models), found.models[-1].id, found.left_out) == (MAX_MODELS, f"m{MAX_MODELS - 1}", 2)
     assert {model.aliases for model in found.models} == {names[:-1]}
 
@@ -55,14 +55,14 @@ def test_numbers_of_models_and_names_are_limited() -> None:
 def test_sizes_of_models_and_steps_are_limited() -> None:
     large = NodeModel("b", entry={"lists": [[]] * MAX_MODEL_BYTES})
     models = [large, *(NodeModel(f"m{number}") for number in range(MAX_MODELS - 1))]
-    *before, whole = read_in_slices(encode_listing("n1", models))
+    *before, whole = read_in_slices(node_answer("n1", models))
     assert (len(whole.models), whole.left_out) == (MAX_MODELS - 1, 1)
     assert len(before) >= MAX_MODELS // 20
 
 
 @pytest.mark.parametrize("state", ["", "new", "ready ", "x" * 10_000])
 def test_unknown_state_counts_as_stopped(state: str) -> None:
-    (model,) = read_listing(encode_listing("n1", [NodeModel("a", state=state, problem="p" * 5000)])).models
+    (model,) = read_listing(node_answer("n1", [NodeModel("a", state=state, problem="p" * 5000)])).models
     assert (model.state, len(model.problem)) == ("stopped", 1000)
 
 

@@ -9,8 +9,7 @@ from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.plan_limits import Adjustment, Change, PlanLimits, Reduction
 from llamasup.core.pool.cheapest_set import COUNT, Candidate, Resource
 from llamasup.core.pool.eviction_policy import Action, Cordon, Grounds, Load, Uncordon
-from llamasup.core.pool.why.decision import Decision
-from llamasup.core.pool.why.recording import LoadedBy, of_action
+from llamasup.core.pool.why.recording import Decision, LoadedBy, of_action
 
 GIB = 1 << 30
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

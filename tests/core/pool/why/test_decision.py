@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from llamasup.core.pool.why.decision import MAX_DECISIONS, Decision, Decisions
+from llamasup.core.pool.why.recording import MAX_DECISIONS, Decision, Decisions
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

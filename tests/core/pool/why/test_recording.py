@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from llamasup.core.llama_server.plan_limits import Change, Reduction
 from llamasup.core.pool.cheapest_set import COUNT, Candidate, Resource
 from llamasup.core.pool.eviction_policy import Action, Evict, Grounds, Reject, WakeAt
-from llamasup.core.pool.why.decision import Decision
 from llamasup.core.pool.why.recording import (
+    Decision,
     LoadedBy,
     build_changed,
     of_action,

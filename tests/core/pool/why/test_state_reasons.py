@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.models.spec import ModelSpec, Stay
+from llamasup.core.pool.model_info import ModelInfo
+from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.pool.why import recording
-from llamasup.core.pool.why.decision import Decision
-from llamasup.core.pool.why.recording import of_event
-from llamasup.core.pool.why.state_reasons import Explanation, ModelView, explain
+from llamasup.core.pool.why.recording import Decision, of_event
+from llamasup.core.pool.why.state_reasons import Explanation, explain
 from llamasup.core.supervision.events import LoadFailed, ModelUnloading, ServerExited
 from llamasup.core.supervision.states import State
 from llamasup.errors import DoesNotFit
@@ -22,15 +24,18 @@ from tests.core.pool.why.samples import KILLED, LACKS_MEMORY, NOON, TWO_SLOTS
 MORE_MEMORY = "Allow more memory (memory in the config), or make the models smaller (ctx_size, parallel)."
 LOADS = "A request for it, or `llamasup load qwen`, loads it."
 
+NO_STAY = Stay()
+
 
 def before(seconds: float) -> datetime:
     return NOON - timedelta(seconds=seconds)
 
 
-def explained(state: str, *decisions: Decision | None, **facts: Any) -> Explanation:
+def explained(state: str, *decisions: Decision | None, stay: Stay = NO_STAY, **facts: Any) -> Explanation:
     """``decisions``: the newest first."""
     found = [decision for decision in decisions if decision is not None]
-    return explain(ModelView("qwen", state, **facts), found, NOON)
+    spec = ModelSpec("qwen", "/qwen.gguf", stay=stay)
+    return explain(ModelInfo(spec, ShownState(state), **facts), found, NOON)
 
 
 def sentences(state: str, *decisions: Decision | None, **facts: Any) -> Sequence[str]:
@@ -96,7 +101,7 @@ def test_smaller_plan_names_its_reason_and_what_would_change_it() -> None:
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({"pinned": True}, "It is pinned: it is not evicted for another model."),
+        ({"stay": Stay(pin=True)}, "It is pinned: it is not evicted for another model."),
         ({"unload_in_s": 90.0}, "It is unloaded in 1 minute if no request uses it (ttl)."),
     ],
 )
@@ -262,7 +267,7 @@ def test_refusal_of_an_earlier_load_is_the_reason() -> None:
 
 
 def test_requests_do_not_load_a_model_that_a_command_unloaded_under_run() -> None:
-    found = explained("stopped", UNLOADED, by_command=True)
+    found = explained("stopped", UNLOADED, stay=Stay(by_command=True))
     assert found.change == ("`llamasup load qwen` loads it.",)
 
 

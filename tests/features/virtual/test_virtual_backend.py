@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from llamasup.core.config.config_keys import Config
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Work, route_of
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.catalog import Catalog
-from llamasup.core.pool.catalog.node_listing import read_listing
 from llamasup.core.proxy.backend import is_virtual
 from llamasup.core.settings.sections import VirtualEntry
-from llamasup.features.virtual.backend import VirtualBackend
+from llamasup.features.virtual.virtual_backend import VirtualBackend
 from tests.core.planning.plans import bert
 from tests.core.pool.catalog.test_catalog import catalog_of, pool_of
 from tests.core.pool.pools import registry_of
 from tests.kit.async_tests import async_test
+from tests.kit.backends import as_node_reads, entries_of, entry_of
 
 TOKENIZE = route_of(b"/tokenize")
 MODELS = (ModelSpec("qwen", "/m/qwen.gguf"), ModelSpec("phi", "/m/phi.gguf"))
@@ -32,8 +32,12 @@ ENTRIES = {
 }
 
 
+def in_front_of(catalog: Catalog, entries: Mapping[str, VirtualEntry]) -> VirtualBackend:
+    return VirtualBackend(catalog, Config(virtual_models=entries))
+
+
 def backend_of(entries: Mapping[str, VirtualEntry] = ENTRIES) -> VirtualBackend:
-    return VirtualBackend(catalog_of(registry_of(*MODELS)), entries)
+    return in_front_of(catalog_of(registry_of(*MODELS)), entries)
 
 
 @async_test
@@ -52,11 +56,11 @@ async def test_name_leads_to_its_model_and_changes_the_body() -> None:
 async def test_other_names_lead_where_they_led_before() -> None:
     backend = backend_of()
     catalog = catalog_of(registry_of(*MODELS))
-    backend = VirtualBackend(catalog, ENTRIES)
+    backend = in_front_of(catalog, ENTRIES)
     assert backend.resolve("qwen") is catalog.resolve("qwen")
     assert isinstance(backend.resolve(None), HttpError)
     assert backend.readiness() == catalog.readiness()
-    assert backend.node_listing() == catalog.node_listing()
+    assert as_node_reads(backend) == as_node_reads(catalog)
     unknown = backend.resolve("what")
     assert isinstance(unknown, HttpError)
     assert unknown.message == "The model 'what' does not exist"
@@ -65,12 +69,12 @@ async def test_other_names_lead_where_they_led_before() -> None:
 @async_test
 async def test_without_virtual_models_the_catalog_answers_itself() -> None:
     catalog = catalog_of(registry_of(*MODELS))
-    backend = VirtualBackend(catalog, {})
+    backend = in_front_of(catalog, {})
     assert backend.resolve == catalog.resolve
-    assert backend.listing().all() == catalog.listing().all()
-    backend.apply(ENTRIES)
+    assert entries_of(backend) == entries_of(catalog)
+    backend.apply(Config(virtual_models=ENTRIES))
     assert backend.resolve != catalog.resolve
-    backend.apply({})
+    backend.apply(Config())
     assert backend.resolve == catalog.resolve
 
 
@@ -112,7 +116,7 @@ async def test_missing_model_of_several_is_left_out() -> None:
 async def test_models_for_other_work_are_left_out() -> None:
     encoder = ModelSpec("embed", "/m/e.gguf", listed=bert())
     models = catalog_of(registry_of(encoder, *MODELS))
-    route = VirtualBackend(models, {"v": VirtualEntry(any=("embed", "phi"))}).resolve("v")
+    route = in_front_of(models, {"v": VirtualEntry(any=("embed", "phi"))}).resolve("v")
     assert not isinstance(route, HttpError)
     assert is_virtual(route)
     taken = {}
@@ -125,7 +129,7 @@ async def test_models_for_other_work_are_left_out() -> None:
     assert {work: model for work, model in taken.items() if model == "embed"} == dict.fromkeys(
         (None, Work.EMBEDDINGS), "embed"
     )
-    alone = VirtualBackend(models, {"v": VirtualEntry(model="embed")}).resolve("v")
+    alone = in_front_of(models, {"v": VirtualEntry(model="embed")}).resolve("v")
     assert not isinstance(alone, HttpError)
     assert is_virtual(alone)
     assert alone.for_work(Work.TEXT) is alone
@@ -142,15 +146,15 @@ async def test_virtual_model_without_a_model_says_so() -> None:
 @async_test
 async def test_name_that_can_be_downloaded_is_created_for_work() -> None:
     catalog = Catalog(registry_of(*MODELS), pool_of(), lambda name: ModelSpec(name, name))
-    backend = VirtualBackend(catalog, {"v": VirtualEntry(model="org/x")})
+    backend = in_front_of(catalog, {"v": VirtualEntry(model="org/x")})
     assert isinstance(backend.resolve("v"), HttpError)
     assert not isinstance(backend.resolve("v", create=True), HttpError)
 
 
 @async_test
 async def test_listing_shows_what_each_virtual_model_is() -> None:
-    listing = backend_of().listing()
-    entries = {entry["id"]: entry for entry in json.loads(listing.all())["data"]}
+    backend = backend_of()
+    entries = {entry["id"]: entry for entry in entries_of(backend)}
     assert list(entries) == ["qwen", "phi", "qwen:cold", "any", "lost"]
     cold, any_, lost = (entries[name] for name in ENTRIES)
     assert cold["llamasup"]["virtual"] == {
@@ -163,29 +167,29 @@ async def test_listing_shows_what_each_virtual_model_is() -> None:
         "system": True,
     }
     assert cold["status"] == entries["qwen"]["status"]
-    assert "secret" not in listing.all().decode()
+    assert "secret" not in str(entries)
     assert any_["llamasup"]["virtual"]["takes"] == "phi"
     assert lost["llamasup"]["virtual"]["takes"] is None
     assert "does not exist" in lost["llamasup"]["problem"]
-    assert json.loads(listing.one("qwen:cold")) == cold
-    assert json.loads(listing.one("qwen")) == entries["qwen"]
+    assert entry_of(backend, "qwen:cold") == cold
+    assert entry_of(backend, "qwen") == entries["qwen"]
 
 
 @async_test
 async def test_hidden_model_is_not_listed() -> None:
     backend = backend_of({"qwen": VirtualEntry(model="phi")})
-    entries = json.loads(backend.listing().all())["data"]
+    entries = entries_of(backend)
     assert [entry["id"] for entry in entries] == ["phi", "qwen"]
     other = backend_of({"QWEN": VirtualEntry(model="phi")})
-    assert [entry["id"] for entry in json.loads(other.listing().all())["data"]] == ["phi", "QWEN"]
+    assert [entry["id"] for entry in entries_of(other)] == ["phi", "QWEN"]
     assert entries[1]["llamasup"]["virtual"]["takes"] == "phi"
-    assert json.loads(backend.listing().one("qwen")) == entries[1]
+    assert entry_of(backend, "qwen") == entries[1]
 
 
 def with_aliases(entries: Mapping[str, VirtualEntry]) -> tuple[Catalog, VirtualBackend]:
     registry = registry_of(ModelSpec("fox", "/m/f.gguf", aliases=("tale", "story")))
     catalog = catalog_of(replace(registry, default="fox"))
-    return catalog, VirtualBackend(catalog, entries)
+    return catalog, in_front_of(catalog, entries)
 
 
 @async_test
@@ -200,9 +204,8 @@ async def test_alias_that_leads_to_a_virtual_model_is_no_name_of_its_model() -> 
     def allowed(model: ResolvedModel) -> bool:
         return "tale" in map(str.lower, model.names)
 
-    assert [entry["id"] for entry in json.loads(backend.listing().all(allowed))["data"]] == ["Tale"]
-    entry = json.loads(backend.listing().one("fox"))
-    assert entry["aliases"] == ["story"]
+    assert [entry["id"] for entry in entries_of(backend, allowed)] == ["Tale"]
+    assert entry_of(backend, "fox")["aliases"] == ["story"]
 
 
 @async_test
@@ -220,7 +223,7 @@ async def test_hidden_model_is_hidden_from_other_nodes() -> None:
     _, backend = with_aliases({"FOX": VirtualEntry(any=("gone",))})
     for name in ("fox", "FOX", "fox:latest", "story", "tale", None):
         assert isinstance(backend.resolve(name, local=True), HttpError)
-    assert read_listing(backend.node_listing()).models == ()
+    assert as_node_reads(backend) == ()
 
 
 @async_test
@@ -231,9 +234,8 @@ async def test_other_nodes_know_a_model_by_the_names_that_lead_to_it() -> None:
     route = backend.resolve("story", local=True)
     assert not isinstance(route, HttpError)
     assert route.model.names == ("fox", "story")
-    (listed,) = read_listing(backend.node_listing()).models
+    (listed,) = as_node_reads(backend)
     assert (listed.id, listed.aliases, listed.entry["aliases"]) == ("fox", ("story",), ["story"])
-    assert read_listing(backend.node_listing(lambda model: None)).models == ()
 
 
 @async_test
@@ -241,7 +243,7 @@ async def test_key_sees_only_the_virtual_models_that_it_names() -> None:
     def allowed(model: ResolvedModel) -> bool:
         return model.id in ("qwen", "any")
 
-    listed = json.loads(backend_of().listing().all(allowed))["data"]
+    listed = entries_of(backend_of(), allowed)
     assert [entry["id"] for entry in listed] == ["qwen", "any"]
 
 
@@ -260,15 +262,11 @@ async def test_key_sees_only_the_virtual_models_that_it_names() -> None:
 def test_why_explains_the_choice_and_the_chosen_model(name: str, state: str, sentence: str) -> None:
     @async_test
     async def test() -> None:
-        def why_of(model: str) -> Mapping[str, Any]:
-            return {"state": state, "sentences": [f"{model}: own"], "change": ["c"], "decisions": [1]}
-
-        found = backend_of().why(name, why_of)
+        found = backend_of().why(name)
         assert (found["model"], found["state"]) == (name, state)
         assert sentence in found["sentences"]
         if name != "lost":
-            assert found["sentences"][-1].endswith(": own")
-            assert found["decisions"] == [1]
+            assert found["sentences"][-1].endswith("is not loaded: nothing has asked for it.")
 
     test()
 
@@ -276,9 +274,9 @@ def test_why_explains_the_choice_and_the_chosen_model(name: str, state: str, sen
 @async_test
 async def test_why_names_the_model_for_each_kind_of_work() -> None:
     encoder = ModelSpec("embed", "/m/e.gguf", listed=bert())
-    backend = VirtualBackend(
+    backend = in_front_of(
         catalog_of(registry_of(encoder, *MODELS)), {"v": VirtualEntry(any=("embed", "phi"))}
     )
-    found = backend.why("v", lambda model: {"sentences": [f"{model}: own"]})
+    found = backend.why("v")
     assert "A request for text now takes phi, because it is the only one that can." in found["sentences"]
-    assert found["sentences"][-1] == "embed: own"
+    assert found["sentences"][-1].startswith("embed is not loaded")

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from llamasup.core.models.access import ListedModel
+from llamasup.core.pool.shown_state import ListedStatus
 from llamasup.features.ollama.requests import Features
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -20,11 +22,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-_NULL: Final = msgspec.Raw(b"null")
 
 
 class _Status(msgspec.Struct):
-    value: str = "unloaded"
+    value: str = ListedStatus.UNLOADED.value
 
 
 class _Architecture(msgspec.Struct):
@@ -51,14 +52,10 @@ class _Own(msgspec.Struct):
     memory_bytes: _Count | None = None
     gpu_bytes: _Count | None = None
     unload_in_s: float | None = None
-    virtual: msgspec.Raw = _NULL
-
-    @property
-    def is_virtual(self) -> bool:
-        return self.virtual != _NULL
+    virtual: Any = None
 
 
-class ListedModel(msgspec.Struct):
+class Entry(msgspec.Struct):
     """An entry of ``/v1/models``, with the fields that are needed here. Another node may leave fields out."""
 
     id: str
@@ -69,53 +66,34 @@ class ListedModel(msgspec.Struct):
     llamasup: _Own = msgspec.field(default_factory=_Own)
 
 
-class _Named(msgspec.Struct):
-    id: str
-
-
-class _List(msgspec.Struct):
-    data: list[msgspec.Raw]
-
-
-_read_list = msgspec.json.Decoder(_List).decode
-_read_entry = msgspec.json.Decoder(ListedModel).decode
-_read_named = msgspec.json.Decoder(_Named).decode
-
-
-def read_list(listing: bytes) -> list[ListedModel]:
-    """Read the entries of ``/v1/models``."""
-    return [read_one(entry) for entry in _read_list(listing).data]
-
-
-def read_one(entry: bytes | msgspec.Raw) -> ListedModel:
-    """Read an entry of ``/v1/models``. Of one that another node has written differently, only the id
-    counts.
-    """
+def read_listed(listed: ListedModel) -> Entry:
+    """Read an entry. Of one that another node has written differently, only the id counts."""
     try:
-        return _read_entry(entry)
+        return msgspec.convert(listed.entry(), Entry)
     except msgspec.ValidationError:
-        return ListedModel(_read_named(entry).id)
+        return Entry(listed.model.id)
 
 
-def features_of(model: ListedModel) -> Features:
+def features_of(model: Entry) -> Features:
     insert = model.llamasup.insert
     return Features(
         model.llamasup.thinking, model.llamasup.tools, insert if insert is None or len(insert) == 3 else ()
     )
 
 
-def tags(models: list[ListedModel]) -> bytes:
+def tags(models: list[Entry]) -> bytes:
     """Answer ``GET /api/tags``: all models."""
     return _encode({"models": [{**_base(model), "modified_at": _modified_at(model)} for model in models]})
 
 
-def running(models: list[ListedModel], now: datetime) -> bytes:
+def running(models: list[Entry], now: datetime) -> bytes:
     """Answer ``GET /api/ps``: the loaded models. A virtual model has no memory of its own."""
-    loaded = [model for model in models if model.status.value == "loaded" and not model.llamasup.is_virtual]
+    real = (model for model in models if model.llamasup.virtual is None)
+    loaded = (model for model in real if model.status.value == ListedStatus.LOADED)
     return _encode({"models": [{**_base(model), **_residence(model, now)} for model in loaded]})
 
 
-def _residence(model: ListedModel, now: datetime) -> dict[str, Any]:
+def _residence(model: Entry, now: datetime) -> dict[str, Any]:
     own = model.llamasup
     left_s = own.unload_in_s
     if left_s is None or left_s > _MAX_STAY_S:
@@ -130,7 +108,7 @@ def _residence(model: ListedModel, now: datetime) -> dict[str, Any]:
     return found
 
 
-def shown(model: ListedModel) -> bytes:
+def shown(model: Entry) -> bytes:
     """Answer ``POST /api/show``: one model."""
     own, meta = model.llamasup, model.meta
     family = own.family or ""
@@ -159,7 +137,7 @@ def shown(model: ListedModel) -> bytes:
     )
 
 
-def _capabilities(model: ListedModel) -> list[str]:
+def _capabilities(model: Entry) -> list[str]:
     own = model.llamasup
     results = model.architecture.output_modalities
     if "text" not in results:
@@ -174,7 +152,7 @@ def _capabilities(model: ListedModel) -> list[str]:
     return [name for name, is_there in has.items() if is_there]
 
 
-def _base(model: ListedModel) -> dict[str, Any]:
+def _base(model: Entry) -> dict[str, Any]:
     name = shown_name(model.id)
     return {
         "name": name,
@@ -185,7 +163,7 @@ def _base(model: ListedModel) -> dict[str, Any]:
     }
 
 
-def _details(model: ListedModel) -> dict[str, Any]:
+def _details(model: Entry) -> dict[str, Any]:
     family = model.llamasup.family or ""
     return {
         "parent_model": "",
@@ -204,7 +182,7 @@ def _parameters(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
-def _digest(model: ListedModel) -> str:
+def _digest(model: Entry) -> str:
     """Return a digest, not of the content, which would take minutes to read, but of what identifies the file.
     It changes with the file, which is what clients use it for.
     """
@@ -212,7 +190,7 @@ def _digest(model: ListedModel) -> str:
     return hashlib.sha256(known.encode()).hexdigest()
 
 
-def _modified_at(model: ListedModel) -> str:
+def _modified_at(model: Entry) -> str:
     return _utc(datetime.fromtimestamp(min(model.created, _LAST_S), UTC))
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from llamasup.core.gguf.facts import ModelClass
-from llamasup.core.models.access import ResolvedModel, resolved
+from llamasup.core.models.access import resolved
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.v1_models import entry_of
 from llamasup.core.pool.eviction_policy import Phase
+from llamasup.core.pool.model_info import ModelInfo, ProcessInfo
+from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.settings.model import Settings
+from llamasup.core.supervision.plan_protocol import ChildPlan
+from llamasup.core.supervision.states import State
 from tests.core.planning.plans import GIB, bert, model
 
 HERE = ModelSpec(
@@ -24,25 +30,24 @@ HERE = ModelSpec(
     listed=model(),
 )
 AWAY = ModelSpec("bge", "org/bge")
-
-
-def listed(spec: ModelSpec, **more: Any) -> ListedModel:
-    return ListedModel(spec, resolved(spec), **more)
-
-
-def listing(*models: ListedModel, default: str | None = None) -> ModelListing:
-    by_id = {each.spec.id: each for each in models}
-    return ModelListing(by_id, by_id.__getitem__, default)
+SERVING = (ProcessInfo(State.READY, plan=cast("ChildPlan", SimpleNamespace(ctx_size=2048))),)
 
 
 def entry(spec: ModelSpec, **more: Any) -> Any:
-    return json.loads(listing(listed(spec, **more)).one(spec.id))
+    info = ModelInfo(spec, facts=spec.listed, problem=more.pop("problem", spec.problem), **more)
+    return msgspec.json.decode(msgspec.json.encode(entry_of(info, resolved(spec))))
 
 
 def test_loaded_model_is_listed_with_all_facts() -> None:
     needs = {"ram": GIB, "CUDA0": 2 * GIB}
     found = entry(
-        HERE, phase=Phase.RESIDENT, state="ready", ctx_size=2048, sees=True, needs=needs, unload_in_s=9.876
+        HERE,
+        phase=Phase.RESIDENT,
+        state=ShownState.READY,
+        processes=SERVING,
+        sees=True,
+        needs=needs,
+        unload_in_s=9.876,
     )
     assert found == {
         "id": "org/chat:Q4_K_M",
@@ -158,22 +163,3 @@ def test_problem_is_listed_without_paths() -> None:
         assert "cannot be loaded" in found["llamasup"]["problem"]
         assert found["status"]["failed"]
         assert not any(place in json.dumps(found) for place in ("srv", "secret", "opt"))
-
-
-def test_list_has_openais_shape_and_the_default_first() -> None:
-    found = json.loads(listing(listed(HERE), listed(AWAY), default="bge").all())
-    assert found["object"] == "list"
-    assert [(each["id"], each["llamasup"]["default"]) for each in found["data"]] == [
-        ("bge", True),
-        ("org/chat:Q4_K_M", False),
-    ]
-    assert json.loads(listing().all()) == {"object": "list", "data": []}
-
-
-def test_only_allowed_models_are_listed() -> None:
-    def allowed(meant: ResolvedModel) -> bool:
-        return "gpt-4o-mini" in meant.names
-
-    both = listing(listed(HERE), listed(AWAY))
-    assert [each["id"] for each in json.loads(both.all(allowed))["data"]] == ["org/chat:Q4_K_M"]
-    assert len(json.loads(both.all())["data"]) == 2

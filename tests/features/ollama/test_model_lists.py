@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
-import msgspec
 import pytest
 
 from llamasup.core.gguf.facts import ChatTemplate, FimTokens, ModelClass
-from llamasup.core.models.access import resolved
+from llamasup.core.models.access import ListedModel, ResolvedModel, resolved
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.pool.catalog.model_listing import ListedModel, ModelListing
+from llamasup.core.pool.catalog.v1_models import entry_of
 from llamasup.core.pool.eviction_policy import Phase
-from llamasup.features.ollama.listing import (
+from llamasup.core.pool.model_info import ModelInfo, ProcessInfo
+from llamasup.core.supervision.plan_protocol import ChildPlan
+from llamasup.core.supervision.states import State
+from llamasup.features.ollama.model_lists import (
+    Entry,
     features_of,
-    read_list,
-    read_one,
+    read_listed,
     running,
     shown,
     shown_name,
@@ -39,19 +43,25 @@ EMBEDDER = ModelSpec("org/bge:F32", "/models/bge.gguf", listed=bert())
 AWAY = ModelSpec("away", "org/away")
 
 
-def listing(*models: ListedModel) -> ModelListing:
-    by_id = {each.spec.id: each for each in models}
-    return ModelListing(by_id, by_id.__getitem__)
+def read(entry: dict[str, Any]) -> Entry:
+    """An entry of any node."""
+    return read_listed(ListedModel(ResolvedModel((entry["id"],)), lambda _: entry))
 
 
-def of(spec: ModelSpec, **more: Any) -> ListedModel:
-    return ListedModel(spec, resolved(spec), **more)
+def of(spec: ModelSpec, **more: Any) -> Entry:
+    info = ModelInfo(spec, facts=spec.listed, **more)
+    return read_listed(ListedModel(resolved(spec), partial(entry_of, info)))
 
 
 LOADED = of(
-    CHAT, phase=Phase.RESIDENT, ctx_size=4096, sees=True, needs={"ram": GIB, "CUDA0": 4 * GIB}, unload_in_s=60
+    CHAT,
+    phase=Phase.RESIDENT,
+    processes=(ProcessInfo(State.READY, plan=cast("ChildPlan", SimpleNamespace(ctx_size=4096))),),
+    sees=True,
+    needs={"ram": GIB, "CUDA0": 4 * GIB},
+    unload_in_s=60,
 )
-ALL = read_list(listing(LOADED, of(EMBEDDER), of(AWAY)).all())
+ALL = [LOADED, of(EMBEDDER), of(AWAY)]
 
 
 def test_all_models_are_listed_with_a_tag() -> None:
@@ -79,7 +89,7 @@ def test_all_models_are_listed_with_a_tag() -> None:
 
 
 def test_size_of_a_small_model_is_in_millions() -> None:
-    small = read_one(b'{"id":"m","meta":{"n_params":494000000}}')
+    small = read({"id": "m", "meta": {"n_params": 494_000_000}})
     assert json.loads(tags([small]))["models"][0]["details"]["parameter_size"] == "494.0M"
 
 
@@ -91,7 +101,7 @@ def test_loaded_models_have_their_memory_and_the_time_of_their_unload() -> None:
 
 def test_model_that_stays_loaded_expires_in_a_far_year() -> None:
     entry = {"id": "m", "status": {"value": "loaded"}, "llamasup": {"size_bytes": 5, "memory_bytes": 0}}
-    (found,) = json.loads(running([read_one(msgspec.json.encode(entry))], NOW))["models"]
+    (found,) = json.loads(running([read(entry)], NOW))["models"]
     assert (found["expires_at"][:4], found["size"], found["size_vram"]) == ("9999", 5, 0)
     assert "context_length" not in found
 
@@ -99,7 +109,7 @@ def test_model_that_stays_loaded_expires_in_a_far_year() -> None:
 @pytest.mark.parametrize("left_s", [1e12, 1e300, 4e9])
 def test_time_beyond_the_calendar_is_for_ever(left_s: float) -> None:
     entry = {"id": "m", "status": {"value": "loaded"}, "llamasup": {"unload_in_s": left_s}}
-    (found,) = json.loads(running([read_one(msgspec.json.encode(entry))], NOW))["models"]
+    (found,) = json.loads(running([read(entry)], NOW))["models"]
     assert found["expires_at"][:4] == "9999"
 
 
@@ -121,7 +131,7 @@ def test_time_beyond_the_calendar_is_for_ever(left_s: float) -> None:
 def test_odd_entry_of_another_node_hides_no_model(odd: dict[str, Any]) -> None:
     loaded = {"value": "loaded"}
     entries = [{"id": "odd", "status": loaded, **odd}, {"id": "other", "status": loaded}]
-    models = read_list(json.dumps({"data": entries}).encode())
+    models = [read(entry) for entry in entries]
     assert [each["name"] for each in json.loads(tags(models))["models"]] == ["odd:latest", "other:latest"]
     assert json.loads(running(models, NOW))["models"][-1]["name"] == "other:latest"
     assert json.loads(shown(models[0]))["details"]["format"] == "gguf"
@@ -129,7 +139,7 @@ def test_odd_entry_of_another_node_hides_no_model(odd: dict[str, Any]) -> None:
 
 def test_virtual_model_is_listed_but_holds_no_memory() -> None:
     entry = {"id": "quick", "status": {"value": "loaded"}, "llamasup": {"virtual": {"models": ["m"]}}}
-    models = read_list(msgspec.json.encode({"data": [entry]}))
+    models = [read(entry)]
     assert len(json.loads(tags(models))["models"]) == 1
     assert json.loads(running(models, NOW)) == {"models": []}
 
@@ -143,7 +153,7 @@ def test_model_is_shown_with_what_it_can_do() -> None:
     assert chat["parameters"] == "num_ctx 4096"
     assert json.loads(shown(ALL[1]))["capabilities"] == ["embedding"]
     decides = of(ModelSpec("d", "/d.gguf", listed=model(model_class=ModelClass.DECISION, decision="clef")))
-    assert json.loads(shown(*read_list(listing(decides).all())))["capabilities"] == []
+    assert json.loads(shown(decides))["capabilities"] == []
 
 
 def test_model_without_facts_is_shown() -> None:
@@ -161,8 +171,8 @@ def test_model_without_facts_is_shown() -> None:
     [
         (ALL[0], Features(True, True, ())),
         (ALL[2], Features(None, None, None)),
-        (read_list(listing(of(CODER)).all())[0], Features(False, True, (5, 6, 7))),
-        (read_one(b'{"id":"m","llamasup":{"insert":[5]}}'), Features(None, None, ())),
+        (of(CODER), Features(False, True, (5, 6, 7))),
+        (read({"id": "m", "llamasup": {"insert": [5]}}), Features(None, None, ())),
     ],
 )
 def test_features_are_those_of_the_file_if_it_is_known(entry: Any, features: Features) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.pool.catalog.node_listing import NodeListing, NodeModel
-from llamasup.features.peers.known import (
+from llamasup.core.pool.catalog.v1_models import NodeListing, NodeModel
+from llamasup.features.peers.nodes import (
     KnownNode,
     NodeState,
+    Peer,
     ProbePolicy,
     Trouble,
     answered,
@@ -15,7 +16,6 @@ from llamasup.features.peers.known import (
     first_of_same,
     same_names,
 )
-from llamasup.features.peers.membership import Peer
 
 POLICY = ProbePolicy(failures=3)
 SILENCE = Trouble("no answer within 2 s")
