@@ -423,8 +423,9 @@ def _refusal(capabilities: Capabilities, name: str, option: Option | None) -> Us
     if option is not None and option.removed_hint:
         return UsageInvalid(error.message, remedy=f"use {option.removed_hint}")
     if option is None and capabilities.nearest(name) is None:
+        remedy = error.remedy.rstrip(".")
         return UsageInvalid(
-            error.message, remedy=f"{error.remedy}; if {name} is an option of llamasup, put it before --"
+            error.message, remedy=f"{remedy}; if {name} is an option of llamasup, put it before --"
         )
     return error
 
