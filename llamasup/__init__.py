@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llamasup._version import __version__
     from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
     from llamasup.errors import (
         AccessDenied,
         BrokenRuntime,
@@ -79,7 +79,7 @@ __all__ = [
 
 _API = ("AsyncEvents", "AsyncServer", "Events", "ModelArguments", "Server", "Serving", "serve")
 _HOMES = dict.fromkeys(_API, "llamasup.api") | {
-    "Config": "llamasup.core.config",
+    "Config": "llamasup.core.config.config_keys",
     "__version__": "llamasup._version",
 }
 

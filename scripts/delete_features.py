@@ -1,11 +1,11 @@
 """Deletes each feature in a copy of the tree, and shows whether the rest works without it.
 
 scripts/delete_features.py                       all features, a minute each
-scripts/delete_features.py --quick batch wrap    these, and only imports, help and import contracts
+scripts/delete_features.py --quick batch wrap    these: imports, help, import contracts and quick tests
 
 A feature is its folder, its tests, its entry in ``llamasup/features/__init__.py`` and the modules that this
-entry names. The tests that import one of these modules are deleted with it. Without ``--quick``, the rest
-serves with the llama-server that ``LLAMASUP_TEST_SERVER`` names.
+entry names. The tests that import one of these modules are deleted with it. Without ``--quick``, the rest is
+linted, and serves with the llama-server that ``LLAMASUP_TEST_SERVER`` names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ from llamasup.features import FEATURES, Feature  # noqa: E402
 HELD = ("peers",)
 """The feature that cannot be deleted yet: docs/design.md says why."""
 
-_COPIED = ("llamasup", "tests", "scripts", "pyproject.toml", "README.md")
+_COPIED = ("llamasup", "tests", "scripts", "configs", "pyproject.toml", "README.md")
+# The tests of what reads the list of features, and of what features attach to.
+_TESTS = (
+    *("api", "cli/test_app.py", "cli/test_hints.py", "cli/test_option_groups.py", "cli/test_serve.py"),
+    *("core/config", "core/control/test_app.py", "core/control/test_routes.py"),
+    *("core/settings/test_outside.py", "service/test_config_editing.py", "service/test_config_source.py"),
+)
+# The docs describe all features, and are not in the copy; random texts take long.
+_IGNORED = (f"--ignore=tests/core/config/test_{name}.py" for name in ("page", "any_text"))
+_PYTEST = ("-q", "-n", "2", "-p", "no:cacheprovider", *_IGNORED)
+_ERROR = re.compile(r"error|BROKEN|^FAILED| imports |[A-Z]\d{3}\b")
 _TIMEOUT_S = 300.0
 _COMMANDS = """
 from llamasup.cli.app import COMMANDS, app
@@ -58,9 +68,14 @@ def delete(feature: Feature, tree: Path) -> tuple[int, list[str]]:
         lines += sum(bool(line.strip()) for file in files for line in file.read_text("utf-8").splitlines())
         shutil.rmtree(path) if path.is_dir() else files[0].unlink()
     shutil.rmtree(tree / "tests/features" / feature.name, ignore_errors=True)
-    names = re.compile(rf"\b({'|'.join(map(re.escape, modules))}|tests\.features\.{feature.name})\b")
+    imported = (
+        f"from {folder} import [^\\n]*{name}" for folder, _, name in (m.rpartition(".") for m in modules)
+    )
+    known = "|".join((*map(re.escape, modules), *imported, rf"tests\.features\.{feature.name}"))
+    names = re.compile(rf"\b({known})\b")
+    imports = re.compile(rf"^ *(?:from|import) .*{names.pattern}", re.MULTILINE)
     for test in (tree / "tests").rglob("*.py"):
-        if names.search(test.read_text("utf-8")):
+        if imports.search(test.read_text("utf-8")):
             test.unlink()
     contracts = tree / "pyproject.toml"
     kept = [line for line in contracts.read_text("utf-8").splitlines(True) if not names.search(line)]
@@ -79,21 +94,28 @@ def _delete_entry(name: str, path: Path) -> None:
     path.write_text("".join(lines), "utf-8")
 
 
-def check(tree: Path, *, quick: bool) -> None:
+def check(feature: str, tree: Path, *, quick: bool) -> None:
     """Raises Broken with the first error."""
     programs = Path(sys.executable).parent
-    environ = {**os.environ, "PYTHONPATH": str(tree), "HOME": str(tree)}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "HOME": str(tree),
+        "LLAMASUP_TEST_WITHOUT": feature,
+    }
 
     def run(what: str, *command: str | Path) -> None:
         done = subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             output = (done.stdout + done.stderr).strip().splitlines() or [""]
-            found = (line for line in output if re.search(r"error|BROKEN| imports |[A-Z]\d{3}\b", line))
+            found = (line for line in output if _ERROR.search(line))
             raise Broken(f"{what}: {next(found, output[-1])}")
 
     run("--help", sys.executable, "-m", "llamasup", "--help")
     run("commands", sys.executable, "-c", _COMMANDS)
     run("lint-imports", programs / "lint-imports", "--no-cache")
+    tests = (f"tests/{room}" for room in _TESTS if (tree / "tests" / room).exists())
+    run("tests", sys.executable, "-m", "pytest", *_PYTEST, *tests)
     if quick:
         return
     run("ruff", programs / "ruff", "check", "--no-cache", "llamasup")
@@ -136,7 +158,7 @@ def results(names: Collection[str], *, quick: bool) -> Iterator[tuple[str, int, 
             error = f"imported by {', '.join(holding)}" if holding else ""
             try:
                 if not holding:
-                    check(tree, quick=quick)
+                    check(feature.name, tree, quick=quick)
             except Broken as broken:
                 error = str(broken)
             yield feature.name, lines, error

@@ -17,7 +17,7 @@ from llamasup.api.async_server import AsyncServer, begin
 from llamasup.api.inputs import ConfigInputs, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
 from llamasup.core.auth.key_source import environment_keys
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.core.system.storage.paths import require_folders
 from llamasup.errors import UnsafeBind, UsageInvalid
@@ -190,7 +190,9 @@ class Serving:
     def _serve_options(self, given: ConfigInputs) -> ServeOptions:
         require_folders(given.folders, of="models_dir")
         options = ServeOptions.of(given, config_file=given.file, **self._options)
-        if options.initial_config is not None and options.initial_config.is_front:
+        from llamasup.fleet.settings import is_front  # here, as most programs have one model
+
+        if options.initial_config is not None and is_front(options.initial_config):
             from llamasup.fleet.membership import as_front
 
             options = as_front(options, given.environ, has_own_models=bool(given.models or given.folders))

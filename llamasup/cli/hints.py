@@ -91,8 +91,8 @@ def option_hint(
 
 def _key_of(option: str) -> str:
     """Return the key of a config for an option of ``run``; empty if there is none."""
+    from llamasup.core.config.config_keys import Http
     from llamasup.core.settings.declaration import settings_of
-    from llamasup.core.settings.sections import Http
 
     name = option.removeprefix("--").replace("-", "_").removesuffix("y")  # trusted_proxies
     near = (key for key in settings_of(Http) if key.startswith(name) and len(key) <= len(name) + len("ies"))

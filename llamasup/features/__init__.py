@@ -9,8 +9,12 @@ too (docs/design.md, Core and features).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from llamasup.errors import UsageInvalid
 
 
 class CommandEntry(NamedTuple):
@@ -37,12 +41,16 @@ class Feature(NamedTuple):
     """The module of its commands, if this is not ``command.py`` in its folder."""
     modules: tuple[str, ...] = ()
     """Modules outside its folder that only its commands use."""
+    config_key: str = ""
+    """``ConfigKey``: its key of a config."""
     observer: str = ""
     """``(Host) → None``: attaches observers to a service before it starts."""
     pages: str = ""
     """``(Proxy, Address, hosts, ControlTarget, wake) → ConsolePages``: a part of the control application."""
     dialect: str = ""
     """``(keep) → Dialect``: the API of the listener of ``--ollama``."""
+    routes: str = ""
+    """``(Host, ControlTarget) → Starlette's routes``: paths of the control API."""
     batches: str = ""
     """``(settings, Keys) → (BatchWorker, routes)``: requests that llamasup sends itself."""
     downloads: str = ""
@@ -73,15 +81,9 @@ class Feature(NamedTuple):
         return (CommandEntry(name, module, summary) for name, summary in self.commands.items())
 
 
+_FLEET_KEY: Final = ("llamasup.fleet.settings", "FLEET")
+
 FEATURES: Final = (
-    Feature(
-        "batch",
-        commands={"batch": "Run the requests of a file, and continue after interruptions."},
-        command_module="llamasup.cli.commands.batch",
-        modules=("llamasup.cli.batch_server", "llamasup.cli.output.batch_view"),
-        batches="llamasup.features.batch.attach:batches",
-        config_problems="llamasup.features.batch.attach:config_problems",
-    ),
     Feature(
         "connect",
         commands={"connect": "Show the settings of a client for a running llamasup."},
@@ -100,13 +102,17 @@ FEATURES: Final = (
         },
     ),
     Feature(
+        "ollama",
+        config_key="llamasup.features.ollama.settings:OLLAMA",
+        dialect="llamasup.features.ollama.dialect:OllamaDialect",
+    ),
+    Feature(
         "downloads",
         commands={"pull": "Download models from Hugging Face or from an https URL."},
+        config_key="llamasup.features.downloads.settings:DOWNLOADS",
         downloads="llamasup.features.downloads.manager:Downloads",
         fetch_missing="llamasup.features.downloads.command:ensure_downloaded",
     ),
-    Feature("ollama", dialect="llamasup.features.ollama.dialect:OllamaDialect"),
-    Feature("peers", config_problems="llamasup.features.peers.static:config_problems"),
     Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(
         "systemd",
@@ -122,15 +128,36 @@ FEATURES: Final = (
     Feature(
         "upgrade",
         commands={"upgrade": "Move to another build of llama.cpp once it is proven."},
+        routes="llamasup.features.upgrade.routes:routes",
         upgrades="llamasup.features.upgrade.upgrade:Upgrade",
         follow_runtime="llamasup.features.upgrade.follow:follow",
     ),
     Feature(
         "usage",
         commands={"usage": "Show the requests and tokens of each model, key and day."},
+        config_key="llamasup.features.usage.settings:USAGE",
         observer="llamasup.features.usage.recorder:attach",
+        routes="llamasup.features.usage.routes:routes",
     ),
-    Feature("virtual", catalog="llamasup.features.virtual.virtual_backend:VirtualBackend"),
+    Feature(
+        "batch",
+        commands={"batch": "Run the requests of a file, and continue after interruptions."},
+        command_module="llamasup.cli.commands.batch",
+        modules=("llamasup.cli.batch_server", "llamasup.cli.output.batch_view"),
+        config_key="llamasup.features.batch.settings:BATCHES",
+        batches="llamasup.features.batch.attach:batches",
+        config_problems="llamasup.features.batch.attach:config_problems",
+    ),
+    Feature(
+        "peers",
+        config_key="llamasup.features.peers.settings:PEERS",
+        config_problems="llamasup.features.peers.static:config_problems",
+    ),
+    Feature(
+        "virtual",
+        config_key="llamasup.features.virtual.settings:VIRTUAL_MODELS",
+        catalog="llamasup.features.virtual.virtual_backend:VirtualBackend",
+    ),
     Feature(
         "wrap",
         commands={"wrap": "Supervise an existing llama-server command line, unchanged."},
@@ -149,3 +176,31 @@ def attached(seam: str) -> Iterator[Any]:
 def only_attached(seam: str) -> Any | None:
     """Import and return what is attached to a seam of only one feature; None without this feature."""
     return next(attached(seam), None)
+
+
+@cache
+def config_keys() -> tuple[Any, ...]:
+    """Import and return the ``ConfigKey`` of each feature and of ``fleet/``, in the order of the docs."""
+    module, name = _FLEET_KEY
+    return (*attached("config_key"), getattr(import_module(module), name))
+
+
+def config_key(name: str) -> Any | None:
+    """Return the ``ConfigKey`` of this name; None without its feature."""
+    return next((key for key in config_keys() if key.name == name), None)
+
+
+def key_of_option(name: str, option: str) -> Any:
+    """Return the ``ConfigKey`` of this name, for an option. Raises UsageInvalid without its feature."""
+    if (key := config_key(name)) is None:
+        raise missing_feature(option)
+    return key
+
+
+def missing_feature(option: str) -> UsageInvalid:
+    from llamasup.errors import UsageInvalid  # here, as --help does without it
+
+    return UsageInvalid(
+        f"This llamasup was built without the feature of {option}.",
+        remedy="Install the complete package llamasup.",
+    )

@@ -18,7 +18,6 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from llamasup._version import __version__
-from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.fleet.deployments import REPORT_S, Directory, IngressDeployment, Node
 from llamasup.fleet.ingress import IngressSettings
 from llamasup.fleet.messages import LEAVE_S, ListedModel
@@ -27,6 +26,7 @@ from llamasup.fleet.replicas import ScaleByLoad
 from llamasup.fleet.request_router import PromptRouter
 from llamasup.fleet.secret import fleet_id
 from llamasup.fleet.serve_view import DIRECTORY, FLEET_ID, INGRESS, Deployed, deployment_name, next_version
+from llamasup.fleet.settings import Fleet, FleetModel
 
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0

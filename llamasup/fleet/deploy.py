@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.core.config import Config, load
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.inventory import read_inventory
 from llamasup.core.config.nodes import Table, parse
-from llamasup.core.config.sources import find_config
+from llamasup.core.config.reading import find_config, load
 from llamasup.core.planning.facts import DEMO
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import prepare_listed
-from llamasup.core.settings.sections import Fleet
 from llamasup.errors import ConfigInvalid, FleetLate, FleetUnusable, LlamasupError
+from llamasup.features import config_keys
 from llamasup.fleet.certificates import missing
 from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key
 from llamasup.fleet.messages import LEAVE_S, NodeReport
@@ -43,6 +43,7 @@ from llamasup.fleet.serve_view import (
     status_of,
     why_not_ready,
 )
+from llamasup.fleet.settings import FLEET, Fleet
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -61,8 +62,8 @@ def built(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ)
     """Build the application for ``serve run`` and Serve config files. ``config``: the path of the config."""
     given = arguments.get("config")
     path = find_config(None if given is None else Path(given), environ)
-    config = load(path, environ)
-    fleet = config.fleet or Fleet()
+    config = load(path, environ, config_keys())
+    fleet = config.of(FLEET) or Fleet()
     models = _models(path, config, environ, _refuse_plan)
     from llamasup.fleet.application import application
 
@@ -96,7 +97,7 @@ def _specs(
     except ImportError as error:
         raise missing(error) from error
 
-    fleet = config.fleet or Fleet()
+    fleet = config.of(FLEET) or Fleet()
     registry = read_inventory(config).registry
     if unknown := fleet.models.keys() - registry.specs.keys():
         raise ConfigInvalid(
@@ -177,8 +178,8 @@ def deploy(
     replicas of changed models one after another. ``pause`` is called between two looks, and may raise to end
     the wait. Raises ConfigInvalid and FleetUnusable.
     """
-    config = load(path, environ)
-    fleet = config.fleet or Fleet()
+    config = load(path, environ, config_keys())
+    fleet = config.of(FLEET) or Fleet()
     models = _models(path, config, environ, _needs)
     from llamasup.fleet.application import application
 
@@ -241,7 +242,7 @@ def _start_serve(cluster: Cluster, fleet: Fleet) -> None:
 
 def status(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
     """Return the deployments and the nodes. Raises ConfigInvalid and FleetUnusable."""
-    fleet = load(path, environ).fleet or Fleet()
+    fleet = load(path, environ, config_keys()).of(FLEET) or Fleet()
     with _connected(fleet) as cluster:
         _deployed(cluster, fleet, environ)
         return _status(cluster, fleet)
@@ -257,7 +258,7 @@ def down(
     """End all replicas after their requests. ``timeout_s``: None for as long as this may take. ``pause``: as
     for ``deploy``. Returns whether anything was deployed. Raises ConfigInvalid and FleetUnusable.
     """
-    fleet = load(path, environ).fleet or Fleet()
+    fleet = load(path, environ, config_keys()).of(FLEET) or Fleet()
     if timeout_s is None:
         timeout_s = ends_within_s(fleet)
     with _connected(fleet) as cluster:

@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 from llamasup.core.auth.api_key import ApiKey, plain_keys
 from llamasup.core.auth.key_source import KeyFile, environment_keys
 from llamasup.core.http.address import is_loopback
-from llamasup.core.settings.sections import Fleet
 from llamasup.core.supervision.states import Policy
 from llamasup.errors import UnsafeBind
 from llamasup.fleet.ingress import IngressSettings
 from llamasup.fleet.secret import derived
+from llamasup.fleet.settings import FLEET, Fleet
 
 if TYPE_CHECKING:
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
 
 
 def ingress_settings(config: Config, secret: str, environ: Mapping[str, str]) -> IngressSettings | None:
     """None without ``fleet.ingress``. Only digests of keys leave this machine, with a salt of the fleet:
     another one would replace the ingress at each deployment. Raises ConfigInvalid.
     """
-    fleet = config.fleet or Fleet()
+    fleet = config.of(FLEET) or Fleet()
     if not fleet.ingress:
         return None
     keys = _keys(config, derived(secret, "keys of clients").hex().encode(), environ)

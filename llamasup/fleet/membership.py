@@ -20,16 +20,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.config.config_keys import RuntimeChoice
 from llamasup.core.http.httpx_client import httpx
-from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.errors import UsageInvalid
 from llamasup.features.peers.nodes import ExpectedModel, Peer
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
 from llamasup.fleet.secret_file import fleet_secret
+from llamasup.fleet.settings import FLEET, without_models
 
 if TYPE_CHECKING:
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
     from llamasup.service.serve import ServeOptions
 
 _RETRY_S: Final = 1.0
@@ -47,21 +48,22 @@ def as_front(
     """
     initial, read, adjust = options.initial_config, options.config, options.adjust
     assert initial is not None
-    assert initial.fleet is not None
-    assert initial.fleet.directory is not None
+    fleet = initial.of(FLEET)
+    assert fleet is not None
+    assert fleet.directory is not None
     if has_own_models:
         raise UsageInvalid(
             "A front of a fleet serves only the models of the fleet.",
             remedy="Name no other models or folders, or remove fleet.directory from the config.",
         )
-    secret = fleet_secret(initial.fleet, environ)
+    secret = fleet_secret(fleet, environ)
     return replace(
         options,
-        config=lambda: read().without_models(),
-        initial_config=initial.without_models(),
+        config=lambda: without_models(read()),
+        initial_config=without_models(initial),
         configured_runtime=RuntimeChoice(),
-        adjust=None if adjust is None else lambda config: adjust(config).without_models(),
-        membership=partial(FleetMembership, initial.fleet.directory, secret, _models_of(initial)),
+        adjust=None if adjust is None else lambda config: without_models(adjust(config)),
+        membership=partial(FleetMembership, fleet.directory, secret, _models_of(initial)),
     )
 
 

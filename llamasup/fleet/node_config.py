@@ -15,14 +15,15 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.config.config_keys import keys_of
 from llamasup.core.config.nodes import Entry, Items, Node, Scalar, Table
 from llamasup.core.models.names import pattern
 from llamasup.core.settings.declaration import settings_of
-from llamasup.core.settings.kinds import FilePath, Many
+from llamasup.core.settings.kinds import FilePath, Many, Section
 from llamasup.core.settings.model import ModelEntry
 from llamasup.core.settings.names import is_pattern
-from llamasup.core.settings.sections import Downloads
 from llamasup.core.settings.units import duration_text
+from llamasup.features import config_keys
 
 # The files that a node writes next to its config.
 KEYS: Final = "keys"
@@ -48,6 +49,7 @@ def node_config(
     The model is loaded at the start and stays loaded, because Serve decides how many replicas there are; with
     ``sleeps_after_s``, until it has been idle for this time.
     """
+    known = keys_of(config_keys())
     kept = {key: node for key, node in _entries(written) if key in _KEPT}
     models = dict(_entries(_at(written, "models")))
     rules = {
@@ -66,7 +68,9 @@ def node_config(
     if "defaults" in kept:
         kept["defaults"] = _absolute(kept["defaults"], ModelEntry, folder)
     if "downloads" in kept:
-        downloads = dict(_entries(_absolute(kept["downloads"], Downloads, folder)))
+        section = known["downloads"][1].kind
+        assert isinstance(section, Section)
+        downloads = dict(_entries(_absolute(kept["downloads"], section.keys, folder)))
         downloads.pop("on_demand", None)
         kept["downloads"] = _mapping(downloads)
     if "runtime" in kept:
@@ -80,7 +84,8 @@ def node_config(
                 "models": _mapping({model: _mapping(entry), **rules}),
                 "auth": _mapping({"api_key_file": _text(KEYS)}),
                 "http": _mapping(http if media is None else {**http, "remote_media": media}),
-                "usage": _mapping({"enabled": _plain("false")}),  # the front counts each request
+                # The front counts each request.
+                **({"usage": _mapping({"enabled": _plain("false")})} if "usage" in known else {}),
             }
         )
     )

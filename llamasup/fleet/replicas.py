@@ -14,8 +14,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.errors import ConfigInvalid
+from llamasup.fleet.settings import Fleet, FleetModel
 
 LOAD: Final = "load"
 """The name of the reported metric: ``NodeLoad.demand``."""

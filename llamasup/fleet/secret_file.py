@@ -8,9 +8,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from llamasup.core.settings.sections import Fleet
 from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.errors import ConfigInvalid
+from llamasup.fleet.settings import Fleet
 
 VARIABLE = "LLAMASUP_FLEET_SECRET"
 _SECRET = re.compile(r"[!-~]{32,1024}")

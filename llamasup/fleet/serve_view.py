@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 from llamasup.core.http.address import is_loopback
-from llamasup.core.settings.sections import Fleet
 from llamasup.fleet.messages import NodeReport
+from llamasup.fleet.settings import Fleet
 
 DIRECTORY: Final = "directory"
 INGRESS: Final = "ingress"

@@ -9,7 +9,7 @@ from llamasup.core.observability.counters import Metrics
 from llamasup.core.proxy.context import AnswerStages
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import Stage
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.features import only_attached
 
 

@@ -15,18 +15,18 @@ from msgspec.structs import replace
 
 from llamasup.core.auth.key_source import KeyFile, environment_keys
 from llamasup.core.config.config_keys import Config
-from llamasup.core.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
+from llamasup.core.config.issues import NOT_SHOWN, Issue, issue_at, place_text, shown
 from llamasup.core.config.reading import Reading
 from llamasup.core.http.address import is_local
 from llamasup.core.models.registry import Registry
 from llamasup.core.models.rules import Problem
-from llamasup.core.settings.declaration import settings_of
+from llamasup.core.settings.declaration import Place, settings_of
 from llamasup.core.settings.kinds import FilePath, Many
 from llamasup.core.settings.model import ModelSettings
 from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.core.system.text import printable
 from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
-from llamasup.features import attached
+from llamasup.features import attached, config_keys
 
 if TYPE_CHECKING:
     from llamasup.service.config_source import ConfigSource
@@ -74,7 +74,9 @@ def model_issues(
     from llamasup.service.config_source import ConfigOptions, ConfigSource
 
     reading = _of_this_machine(reading)
-    config = replace(reading.config, peers={})  # ``environment_issues`` has checked their files
+    # ``environment_issues`` has checked the files of peers.
+    features = {name: value for name, value in reading.config.features.items() if name != "peers"}
+    config = replace(reading.config, features=features)
     found: list[Issue] = []
     unchecked = ""
     try:
@@ -101,9 +103,12 @@ def model_issues(
 
 
 def _of_this_machine(reading: Reading) -> Reading:
-    """Leave out the models of a front, whose files are on the nodes of the fleet."""
+    """Leave out what concerns other machines, such as the models of a fleet."""
     config = reading.config
-    return replace(reading, config=config.without_models()) if config.is_front else reading
+    for key in config_keys():
+        if key.of_this_machine is not None:
+            config = key.of_this_machine(config)
+    return replace(reading, config=config)
 
 
 def _unknown_names(config: Config, registry: Registry) -> _Found:
@@ -185,16 +190,18 @@ def _paths(reading: Reading) -> _Found:
     for number, folder in enumerate(config.models_dir):
         if problem := _no_folder(folder):
             yield ("models_dir", number), problem
-    downloads = config.downloads
-    token: Place = ("downloads", "token_file")
-    if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
-        yield token, f"the file {NOT_SHOWN} cannot be read" if token in reading.hidden else problem
-    if (
-        downloads.folder is not None
-        and path_kind(downloads.folder) is not PathKind.NOTHING
-        and (problem := _no_folder(downloads.folder))
-    ):
-        yield ("downloads", "folder"), problem  # a missing folder is created
+    downloads = config.features.get("downloads")
+    if downloads is not None:
+        token: Place = ("downloads", "token_file")
+        if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
+            yield token, f"the file {NOT_SHOWN} cannot be read" if token in reading.hidden else problem
+        folder = downloads.folder  # a missing one is created
+        if (
+            folder is not None
+            and path_kind(folder) is not PathKind.NOTHING
+            and (problem := _no_folder(folder))
+        ):
+            yield ("downloads", "folder"), problem
     log = config.http.access_log
     if log is not None and log != Path("-") and (problem := _no_folder(log.parent)):
         yield ("http", "access_log"), problem

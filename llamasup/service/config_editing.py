@@ -22,6 +22,7 @@ from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.core.system.text import path_text
 from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
+from llamasup.features import config_keys
 from llamasup.service.config_check import environment_issues, model_issues
 from llamasup.service.config_source import ConfigSource, Configured
 
@@ -122,7 +123,9 @@ class ConfigEditor:
     def _reading(self, content: bytes) -> tuple[Reading, tuple[Issue, ...]]:
         """Raises ConfigIssues if the content is not YAML."""
         folder = self._file.absolute().parent
-        return read_text(content, str(self._file), folder, self._environ, more_models=self._more_models)
+        return read_text(
+            content, str(self._file), folder, self._environ, config_keys(), more_models=self._more_models
+        )
 
     def _refused(self, before: _File, text: str, *, trusted: bool) -> Sequence[Issue]:
         """The changes that a client may not make. They are found before the text is checked, because the

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.config.config_keys import RuntimeChoice
 from llamasup.core.config.inventory import ModelInventory, read_inventory
 from llamasup.core.http.address import listen_text
 from llamasup.core.hub.store import DownloadSettings
 from llamasup.core.llama_server.inspect import Runtime, devices_now, find_runtime
 from llamasup.core.models.search import Search
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.models.virtual import check_virtual
 from llamasup.core.planning.memory.shares import budget_of
 from llamasup.core.pool.eviction_policy import ResidencyPolicy
 from llamasup.core.pool.options import PoolOptions
-from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import ConfigInvalid, RuntimeMissing
+from llamasup.features import config_key, config_keys
 from llamasup.features.peers.nodes import Membership, Peer
 from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
 from llamasup.service.options import ListenOptions
 
 if TYPE_CHECKING:
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
 
 # The options that are keys of the section ``http``.
 _OF_HTTP: Final = (
@@ -72,7 +72,7 @@ class ConfigOptions(ListenOptions, frozen=True, kw_only=True):
         Raises ConfigInvalid.
         """
         initial = config()
-        http = initial.http
+        http, ollama, batches = initial.http, initial.features.get("ollama"), initial.features.get("batches")
         options: dict[str, Any] = {
             "host": ",".join(initial.hosts),
             "port": initial.port,
@@ -82,11 +82,10 @@ class ConfigOptions(ListenOptions, frozen=True, kw_only=True):
             "hosts": http.allow_hosts,
             "origins": http.allow_origins,
             "remote_media": tuple(filter(None, http.remote_media)),
-            "no_usage": not initial.usage.enabled,
-            "usage_keep_days": initial.usage.keep_days,
+            "features": initial.features,
             "no_ui": not http.ui,
-            "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
-            "batches": initial.batches if initial.batches.enabled else None,
+            "ollama": None if ollama is None or ollama.listen is None else listen_text(ollama.listen),
+            "batches": batches if batches is not None and batches.enabled else None,
             **{name: getattr(http, name) for name in _OF_HTTP},
         }
         options |= given
@@ -149,25 +148,17 @@ class ConfigSource:
         """Return what is served with this config. Blocks; raises ConfigInvalid for invalid names, and
         RuntimeMissing if it has the first models of this machine.
         """
-        check_virtual(config.virtual_models)
+        for key in config_keys():
+            if key.check is not None:
+                key.check(config.of(key))
         if self._runtime is None and config.has_models_here:
             self._runtime = self._find_runtime()
             self._devices = devices_now(self._runtime, self.environ)
-        downloads = config.downloads
-        folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(
             config,
             read_inventory(config, before),
             self._pool_options_of(config),
-            DownloadSettings(
-                folder=folder,
-                others=(models_folder(),),  # of llamasup pull
-                endpoint=downloads.endpoint,
-                token_file=downloads.token_file,
-                private_addresses=downloads.private_addresses,
-                allow_http=downloads.private_addresses,
-                parallel=downloads.parallel,
-            ),
+            _downloads_of(config),
             _peers_of(config),
         )
 
@@ -269,12 +260,30 @@ class ConfigSource:
         )
 
 
-def _peers_of(config: Config) -> tuple[Peer, ...]:
-    if not config.peers:
-        return ()
-    from llamasup.features.peers.static import peers_of  # here, to keep the start short
+def _downloads_of(config: Config) -> DownloadSettings:
+    of_pull = models_folder()
+    folder = next(iter(config.models_dir), None) or of_pull
+    if (key := config_key("downloads")) is None:
+        return DownloadSettings(folder=folder, others=(of_pull,))
+    downloads = config.of(key)
+    return DownloadSettings(
+        folder=downloads.folder or folder,
+        others=(of_pull,),
+        endpoint=downloads.endpoint,
+        token_file=downloads.token_file,
+        private_addresses=downloads.private_addresses,
+        allow_http=downloads.private_addresses,
+        parallel=downloads.parallel,
+    )
 
-    return peers_of(config.peers)
+
+def _peers_of(config: Config) -> tuple[Peer, ...]:
+    if not config.features.get("peers"):
+        return ()
+    from llamasup.features.peers.settings import PEERS  # here, to keep the start short
+    from llamasup.features.peers.static import peers_of
+
+    return peers_of(config.of(PEERS))
 
 
 def _config_of(spec: ModelSpec | None) -> object:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from msgspec.structs import replace
 
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.inventory import (
     ModelInventory,
     SearchPaths,
@@ -43,7 +43,7 @@ from llamasup.errors import LlamasupError
 from llamasup.features import attached, only_attached
 from llamasup.features.peers.nodes import Membership
 from llamasup.service.config_source import ConfigSource, Configured
-from llamasup.service.model_files import Downloads, ModelFiles
+from llamasup.service.model_files import Downloads, ModelFiles, downloads_on_demand
 from llamasup.service.models import HostedModels, LogListener
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ class ConfiguredModels(HostedModels):
     def _on_demand_spec(self, name: str) -> ModelSpec | None:
         """The spec of a model that only a request names, if the config allows downloads on demand."""
         config = self._configured.config
-        if not config.downloads.on_demand:
+        if not downloads_on_demand(config):
             return None
         try:
             if not isinstance(parse_ref(name), RepoRef):
@@ -474,4 +474,4 @@ async def _fetch(downloads: Downloads, reference: str, listener: Listener) -> Pa
 
 def _changed_keys(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:
     """The keys whose values differ."""
-    return tuple(key.removesuffix("_s") for key in keys if getattr(now, key) != getattr(then, key))
+    return tuple(key.removesuffix("_s") for key in keys if now.value(key) != then.value(key))

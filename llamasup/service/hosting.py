@@ -47,17 +47,16 @@ from llamasup.core.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.core.system.process.run_folder import ReadyFile, remove_stale
 from llamasup.core.system.process.sweep import record_ready_file
 from llamasup.errors import LlamasupError
-from llamasup.features import attached, only_attached
+from llamasup.features import attached, missing_feature, only_attached
 from llamasup.service.answer_stages import ANSWER_STAGES
 from llamasup.service.models import HostedEntry, HostedModels
 from llamasup.service.observers import LastHourObserver, LoadMetrics, SlowRequests
-from llamasup.service.options import STANDARD_ERROR, ServiceOptions, missing_feature
+from llamasup.service.options import STANDARD_ERROR, ServiceOptions
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from llamasup.core.auth.keys import Keys
-    from llamasup.core.settings.sections import Batches
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,8 @@ class Service:
         self._finished: list[Callable[[RequestRecord], None]] = []
         self._closing: list[Callable[[], None]] = []
         self.usage: UsageReport = _no_usage
-        self.usage_keep_days = None if options.no_usage else options.usage_keep_days
+        self.settings = options.features
+        self.counts_usage = not options.no_usage
         self._last_hour = LastHour(time.monotonic())
         self._batches: BatchWorker | None = None
         self._batch_listener: ListenerSet | None = None
@@ -242,9 +242,11 @@ class Service:
             requests,
             self._last_hour,
             partial(self._console, proxy, listeners.address, models.control_target),
-            usage=self.usage,
             own_log=self.own_log,
-            more_routes=batch_routes,
+            more_routes=lambda: [
+                *batch_routes,
+                *(route for make in attached("routes") for route in make(self, models.control_target)),
+            ],
         )
         proxy.control = control.endpoint
         last_hour = LastHourObserver(self._last_hour, models.control_target.held_bytes)
@@ -327,7 +329,7 @@ def _listen_for_batches(folder: Path) -> ListenerSet:
     return listen([str(folder / "batches.sock") if native.has_unix_sockets else "127.0.0.1"], 0)
 
 
-def _make_batches(settings: Batches, keys: Keys) -> tuple[BatchWorker, Sequence[BaseRoute]]:
+def _make_batches(settings: Any, keys: Keys) -> tuple[BatchWorker, Sequence[BaseRoute]]:
     """The batches, and the routes of their API."""
     batches = only_attached("batches")
     if batches is None:

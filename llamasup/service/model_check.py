@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from llamasup.core.config.config_keys import Config
-from llamasup.core.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
+from llamasup.core.config.issues import ConfigIssues, Issue, issue_at, place_text
 from llamasup.core.llama_server.argv_builder import read_extra
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.cheapest_set import devices
 from llamasup.core.pool.estimate import SizedModel, estimate_model
 from llamasup.core.pool.options import PoolOptions
+from llamasup.core.settings.declaration import Place
 from llamasup.core.settings.model import ModelEntry
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 

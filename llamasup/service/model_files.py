@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.control.interface import Fetch
 from llamasup.core.hub.reference import RepoRef, parse_ref
 from llamasup.core.hub.remote_file import Listener
@@ -36,7 +36,7 @@ from llamasup.errors import (
     NotAllowed,
     UsageInvalid,
 )
-from llamasup.service.options import missing_feature
+from llamasup.features import missing_feature
 
 __all__ = ["ModelFiles"]
 
@@ -75,6 +75,12 @@ class _Going(Struct, frozen=True):
         sweep_slots()
         paths = [str(path) for removal in self.removals for path in (*removal.files, *removal.downloads)]
         return {"removed": paths, "freed_bytes": freed}
+
+
+def downloads_on_demand(config: Config) -> bool:
+    """Whether a request may name a model that only the hub has."""
+    downloads = config.features.get("downloads")
+    return downloads is not None and downloads.on_demand
 
 
 class ModelFiles:
@@ -137,7 +143,7 @@ class ModelFiles:
             is_repository = isinstance(parse_ref(name), RepoRef) and not why_not_a_name(name)
         except UsageInvalid:
             is_repository = False
-        if is_repository and not self._config().downloads.on_demand:
+        if is_repository and not downloads_on_demand(self._config()):
             return NotAllowed(
                 f"Only the models that the config names may be downloaded, and {shown!r} is not one of them.",
                 remedy="Add it to the models of the config (repo), or set downloads.on_demand to true.",

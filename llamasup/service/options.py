@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -33,9 +33,7 @@ from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.core.settings.model import Repair, Settings
-from llamasup.core.settings.repairs import NO_REPAIRS, repairs_of
-from llamasup.core.settings.sections import USAGE_KEEP_DAYS, Batches
+from llamasup.core.settings.model import NO_REPAIRS, Repair, Settings, repairs_of
 from llamasup.core.settings.units import Size
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.states import Policy, PolicyOptions
@@ -117,10 +115,10 @@ class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):
     """Log requests whose answer takes longer to begin, at a limited rate; None: never."""
     no_usage: bool = False
     """Do not count the usage (``features/usage/``)."""
-    usage_keep_days: int = USAGE_KEEP_DAYS
-    """The usage is kept for this number of days, with today."""
-    batches: Batches | None = None
-    """Serve the API for batches (``features/batch/api/``)."""
+    features: Mapping[str, Any] = {}
+    """``Config.features``: values of the keys of features."""
+    batches: Any = None
+    """``Batches``: serve the API for batches (``features/batch/api/``)."""
     repair: Repair | None = None
     """Repair requests and answers (``features/repair/``); None: off."""
     ready_file: Path | None = None
@@ -286,8 +284,8 @@ def ollama_listener(options: ListenOptions, tls: TlsContext | None) -> Callable[
 
 def _ollama_host(text: str) -> tuple[str, int]:
     """The host or path, and the port. Raises UsageInvalid."""
-    from llamasup.core.settings.address_kinds import Listen  # here, because few services have one
-    from llamasup.core.settings.kinds import InvalidValue
+    # Here, because few services have one.
+    from llamasup.core.settings.kinds import InvalidValue, Listen
 
     try:
         address = Listen().parse(text)
@@ -332,10 +330,3 @@ def load_tls(options: ListenOptions) -> TlsContext | None:
             remedy="Remove --tls-cert and --tls-key, or listen on an address.",
         )
     return tls_context(str(key), str(certificate))
-
-
-def missing_feature(option: str) -> UsageInvalid:
-    return UsageInvalid(
-        f"This llamasup was built without the feature of {option}.",
-        remedy="Install the complete package llamasup.",
-    )

@@ -30,7 +30,7 @@ from llamasup.core.observability.observer import Observer
 from llamasup.core.observability.own_log import OwnLog
 from llamasup.core.proxy.listeners.bind import bind
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.settings.address_kinds import Listen
+from llamasup.core.settings.kinds import Listen
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.events import (
     Bus,

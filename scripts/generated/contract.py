@@ -9,7 +9,8 @@ from typer._click.core import Context
 from typer.main import get_command
 
 from llamasup.cli.app import app
-from llamasup.core.config.json_schema import json_schema
+from llamasup.core.config.config_keys import json_schema
+from llamasup.features import config_keys
 
 _WIDTH = 100
 
@@ -30,4 +31,4 @@ def _help(name: str, command: Any, parent: Context | None) -> list[str]:
 
 def config_schema() -> str:
     """The JSON Schema of a config."""
-    return json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
+    return json.dumps(json_schema(config_keys()), indent=1, sort_keys=True) + "\n"

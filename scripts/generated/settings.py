@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from inspect import cleandoc
 
-from llamasup.core.config.config_keys import Config
-from llamasup.core.config.json_schema import Row, rows_of
-from llamasup.core.settings.declaration import settings_of
+from msgspec import Struct, structs
+
+from llamasup.core.config.config_keys import Config, keys_of
+from llamasup.core.settings.declaration import Setting, default_text, settings_of
 from llamasup.core.settings.kinds import (
     Boolean,
     FilePath,
@@ -15,43 +16,53 @@ from llamasup.core.settings.kinds import (
     IntegerOr,
     Kind,
     Many,
+    Named,
     OneOf,
     Section,
     Time,
 )
 from llamasup.core.settings.model import ModelEntry, ModelSettings
-from llamasup.core.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry
+from llamasup.features import config_keys
+from llamasup.features.peers.settings import PeerEntry
+from llamasup.features.virtual.settings import VirtualEntry
+from llamasup.fleet.settings import Fleet, FleetModel
 
 LOCATIONS = frozenset({"path", "repo", "url"})
 
 
 def keys() -> str:
     """The tables of keys: one for each section of a config."""
-    parts = [_table("At the top", "", rows_of(Config))]
-    for name, (_, setting) in settings_of(Config).items():
+    top = keys_of(config_keys())
+    parts = [_table("At the top", "", Config, top)]
+    for name, (_, setting) in top.items():
         if name == "models":
             about = f"{setting.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
-            parts.append(_table("`models`", about, rows_of(ModelEntry, but=ModelSettings)))
+            shared = settings_of(ModelSettings)
+            own = {key: of for key, of in settings_of(ModelEntry).items() if key not in shared}
+            parts.append(_table("`models`", about, ModelEntry, own))
         elif name == "virtual_models":
             about = (VirtualEntry.__doc__ or "").replace(
                 "docs/virtual-models.md", "[virtual-models.md](virtual-models.md)"
             )
-            parts.append(_table("`virtual_models`", f"Of one name. {about}", rows_of(VirtualEntry)))
+            parts.append(_table("`virtual_models`", f"Of one name. {about}", VirtualEntry))
         elif name == "peers":
             about = (PeerEntry.__doc__ or "").replace("docs/fleet.md", "[fleet.md](fleet.md)")
-            parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", rows_of(PeerEntry)))
+            parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", PeerEntry))
         elif isinstance(setting.kind, Section):
             group = setting.kind.keys
             about = cleandoc(group.__doc__ or "").replace("``", "`").replace("\n", " ")
             about = about.replace("docs/fleet.md", "[fleet.md](fleet.md#with-ray)")
-            parts.append(_table(f"`{name}`", about, rows_of(group)))
+            parts.append(_table(f"`{name}`", about, group))
             if group is Fleet:
                 about = cleandoc(FleetModel.__doc__ or "")
-                parts.append(_table("`fleet.models`", about, rows_of(FleetModel)))
+                parts.append(_table("`fleet.models`", about, FleetModel))
     return "\n\n".join(parts)
 
 
-def _table(title: str, about: str, rows: Iterable[Row]) -> str:
+def _table(
+    title: str, about: str, group: type[Struct], keys: Mapping[str, tuple[str, Setting]] | None = None
+) -> str:
+    """Write the table of a section, or of these of its ``keys``."""
     lines = [
         f"### {title}",
         "",
@@ -59,10 +70,28 @@ def _table(title: str, about: str, rows: Iterable[Row]) -> str:
         "| key | takes | default | |",
         "|---|---|---|---|",
     ]
-    for row in rows:
-        about = _cell(row.about) + ("" if row.is_safe else " ¹")
-        lines.append(f"| `{row.key}` | {_cell(row.takes)} | {_cell(row.default)} | {about} |")
+    defaults = {field.name: field.default for field in structs.fields(group)}
+    for name, (field, setting) in (settings_of(group) if keys is None else keys).items():
+        default = default_text(defaults.get(field) if setting.default is None else setting.default)
+        note = "" if setting.outside == "nothing" else " ¹"
+        takes = _cell(takes_text(setting.kind))
+        lines.append(f"| `{name}` | {takes} | {_cell(default)} | {_cell(setting.about)}{note} |")
     return "\n".join(lines)
+
+
+def takes_text(kind: Kind) -> str:
+    """Describe the values that a key takes."""
+    match kind:
+        case Many(of, or_one):
+            return f"{of.allowed}; or a list" if or_one else kind.allowed
+        case Section(keys, short=short) if short:
+            return f"{takes_text(settings_of(keys)[short][1].kind)}; or keys, see below"
+        case Section():
+            return "keys, see below"
+        case Named(of):
+            return f"names; each has {takes_text(of)}"
+        case _:
+            return kind.allowed
 
 
 def _cell(text: str) -> str:

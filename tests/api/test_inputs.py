@@ -9,7 +9,7 @@ import pytest
 
 import llamasup
 from llamasup.api.inputs import ConfigInputs, config_of, entry_of, name_of, successor
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import ConfigIssues
 from llamasup.core.settings.model import ModelEntry
 

@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.cli.commands.serve import serve_models, with_overrides
 from llamasup.cli.foreground import OutputOptions
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.settings.model import ModelSettings
 from llamasup.core.system.storage.paths import require_folders
 from llamasup.errors import ModelMissing

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.config import load
-from llamasup.core.settings.sections import Fleet, FleetModel
 from llamasup.core.settings.units import Size
 from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.features.peers.nodes import ExpectedModel, Peer
@@ -31,6 +29,8 @@ from llamasup.fleet.replicas import (
 )
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
+from llamasup.fleet.settings import FLEET, Fleet, FleetModel
+from tests.kit.configs import load
 
 SECRET = "s" * 40
 
@@ -312,7 +312,7 @@ def test_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Path
 def test_fleet_of_a_config_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("fleet: {directory: 'http://head:8000/', idle_after: 1m, models: {m: {memory: 1GiB}}}")
-    fleet = load(path, {}).fleet
+    fleet = load(path, {}).of(FLEET)
     assert fleet is not None
     assert (fleet.directory, fleet.idle_after_s, fleet.min_replicas) == ("http://head:8000", 60.0, 0)
     assert fleet.models["m"].memory == Size(bytes=1 << 30)

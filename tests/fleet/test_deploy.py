@@ -16,12 +16,12 @@ import pytest
 
 from llamasup.cli.commands import fleet
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
-from llamasup.core.settings.sections import Fleet
 from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet import deploy
 from llamasup.fleet.messages import LEAVE_S, NodeReport
 from llamasup.fleet.node_process import STOP_S
 from llamasup.fleet.secret import fleet_id
+from llamasup.fleet.settings import Fleet
 from tests.extended.fleet.played_serve import application, deployment
 
 SECRET = "s" * 40

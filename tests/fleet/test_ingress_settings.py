@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.auth.api_key import KeyRing
-from llamasup.core.config import load
 from llamasup.errors import ConfigInvalid, UnsafeBind
 from llamasup.fleet.ingress import IngressSettings
 from llamasup.fleet.ingress_settings import ingress_settings, refuse_without_key
+from tests.kit.configs import load
 
 SECRET = "s" * 40
 FLEET = "models: {tiny: {repo: org/tiny}}\nfleet: {ingress: true, directory: 'http://head:8000'}\n"

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 import llamasup
-from llamasup.core.config import load
-from llamasup.core.config.reading import read
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.fleet import membership as membership_module
 from llamasup.fleet.membership import FleetMembership, as_front
@@ -23,6 +21,7 @@ from llamasup.fleet.secret import directory_key, signature
 from llamasup.service.config_check import environment_issues
 from llamasup.service.serve import ServeOptions
 from tests.kit.async_tests import async_test
+from tests.kit.configs import load, read
 from tests.kit.patience import PATIENCE_S
 
 SECRET = "s" * 40

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.nodes import Entry, Items, Node, Scalar, Table, parse
-from llamasup.core.config.reading import read
 from llamasup.fleet.node_config import node_config
+from tests.kit.configs import read
 
 CONFIG = """\
 listen: 0.0.0.0:80

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from llamasup.cli.commands.fleet import shown_text
-from llamasup.core.settings.sections import Fleet
 from llamasup.fleet.messages import NodeLoad, NodeReport
 from llamasup.fleet.serve_view import (
     Deployed,
@@ -19,6 +18,7 @@ from llamasup.fleet.serve_view import (
     status_of,
     why_not_ready,
 )
+from llamasup.fleet.settings import Fleet
 from tests.extended.fleet.played_serve import application, deployment
 
 

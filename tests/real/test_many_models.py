@@ -20,10 +20,9 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config, Memory
 from llamasup.core.pool.eviction_policy import ResidencyPolicy
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Memory
 from llamasup.core.settings.units import Size
 from tests.kit import models
 from tests.kit.architectures import tiny_model as tiny_of

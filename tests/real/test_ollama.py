@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Ollama, VirtualEntry
 from llamasup.features.ollama.answer_format import BrokenAnswer, Lines
+from llamasup.features.ollama.settings import Ollama
+from llamasup.features.virtual.settings import VirtualEntry
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.ports import free_port
 
@@ -37,8 +38,10 @@ def test_llama_server_stops_once_the_stream_has_ended_with_an_error(
     port = free_port()
     config = Config(
         models={"tiny": ModelEntry(path=str(tiny_model), ctx_size=32_768, parallel=1)},
-        ollama=Ollama(listen=TcpAddress("127.0.0.1", port)),
-        virtual_models={"endless": VirtualEntry(model="tiny", set={"ignore_eos": True})},
+        features={
+            "ollama": Ollama(listen=TcpAddress("127.0.0.1", port)),
+            "virtual_models": {"endless": VirtualEntry(model="tiny", set={"ignore_eos": True})},
+        },
     )
     with llamasup.serve(config=config, runtime=runtime) as server:
         body = {"model": "endless", "prompt": "Once", "options": {"num_predict": LONG}}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config.reading import load
+from tests.kit.configs import load
 from tests.kit.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

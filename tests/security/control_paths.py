@@ -72,7 +72,7 @@ async def _asked(head: Head) -> list[Any]:
     async with asyncio.TaskGroup() as tasks:
         requests = LiveRequests(fake.connections, fake.query_slots)
         application = Application(
-            fake, Metrics(), requests, fake.last_hour, tasks, usage=fake.usage, own_log=fake.own_log
+            fake, Metrics(), requests, fake.last_hour, tasks, own_log=fake.own_log, more_routes=fake.routes
         )
         await application.asgi(scope, receive, send)
         application.end()

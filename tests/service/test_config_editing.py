@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.config import Config, load
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.nodes import MAX_BYTES
 from llamasup.core.control.interface import ConfigMistakes, ConfigRefused
 from llamasup.core.models.spec import Changes
@@ -20,6 +20,7 @@ from llamasup.service import config_editing
 from llamasup.service.config_editing import ConfigEditor
 from llamasup.service.config_source import ConfigSource, Configured
 from llamasup.service.serve import ServeOptions
+from tests.kit.configs import load
 from tests.kit.fake_server import install
 
 
@@ -138,10 +139,10 @@ def test_client_may_change_what_names_nothing(editing: Editing) -> None:
 @pytest.mark.check("X4", "a client changes no program, and learns nothing about files and the environment")
 def test_client_may_not_change_what_names_something(editing: Editing, tmp_path: Path) -> None:
     (tmp_path / "locked").touch(mode=0)
-    text = f"{editing.valid}downloads: {{token_file: {tmp_path}/locked}}\nmax_loaded: '${{NOT_SET}}'\n"
+    text = f"{editing.valid}auth: {{api_key_file: {tmp_path}/locked}}\nmax_loaded: '${{NOT_SET}}'\n"
     found = editing.checked(text, trusted=False)
     assert [(one["line"], one["key"]) for one in found["mistakes"]] == [
-        (3, "downloads.token_file"),
+        (3, "auth.api_key_file"),
         (4, "max_loaded"),
     ]
     assert "not set" not in str(found)

@@ -11,13 +11,14 @@ import pytest
 from msgspec import structs
 
 from llamasup.api.inputs import ConfigInputs
-from llamasup.core.config import Config, load
+from llamasup.core.config.config_keys import Config
 from llamasup.core.llama_server.inspect import Runtime, find_runtime
 from llamasup.errors import ConfigInvalid, RuntimeMissing
 from llamasup.fleet.membership import as_front
 from llamasup.service import config_source, model_check
 from llamasup.service.config_source import ConfigSource
 from llamasup.service.serve import ServeOptions
+from tests.kit.configs import load
 from tests.kit.fake_server import install
 
 
@@ -118,7 +119,7 @@ def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path
         load(config, {})
 
     given = ConfigInputs(config, (tmp_path / "m",), {}, {})
-    read = structs.replace(given(), lines={})
+    read = structs.replace(given(), lines={}, features={})
     assert read == Config(max_loaded=3, default_model="a", models_dir=(tmp_path / "m",))
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.core.config import load
 from llamasup.core.config.inventory import read_inventory
 from llamasup.core.http.heads import HttpError
 from llamasup.core.hub.reference import parse_ref
@@ -25,9 +24,11 @@ from llamasup.core.pool.pool import Pool
 from llamasup.core.supervision.events import Bus
 from llamasup.errors import Conflict, LlamasupError, ModelUnknown, NotAllowed, UsageInvalid
 from llamasup.features.downloads.manager import Downloads
+from llamasup.features.downloads.settings import DOWNLOADS
 from llamasup.service import model_files
 from llamasup.service.model_files import ModelFiles
 from tests.core.pool.pools import registry_of
+from tests.kit.configs import load
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder
 
@@ -53,7 +54,7 @@ class Place:
         )
 
     def _create(self, name: str) -> ModelSpec | None:
-        if not self.config.downloads.on_demand:
+        if not self.config.of(DOWNLOADS).on_demand:
             return None
         try:
             return build([ModelRule(name, source=name)]).specs[name] if parse_ref(name) else None

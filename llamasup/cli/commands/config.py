@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json as json_format
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
+
+from msgspec import Struct
 
 from llamasup.cli.command_group import argument, command_set, flag, option
 from llamasup.cli.options import shared as o
@@ -17,13 +20,12 @@ from llamasup.cli.output.view import View, plural
 from llamasup.core.settings.names import is_pattern
 from llamasup.core.system.storage.folders import atomic_write, device_and_inode, models_folder
 from llamasup.core.system.storage.paths import expanded
-from llamasup.core.system.text import path_text, printable
+from llamasup.core.system.text import memory_text, path_text, printable
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.core.config.config_keys import Config
     from llamasup.core.config.issues import Issue
-    from llamasup.core.config.starter import StarterFacts
 
 commands = command_set("config", "Write and check the configuration file of serve.")
 
@@ -52,8 +54,7 @@ Force = Annotated[bool, flag("--force", "Overwrite an existing file.")]
 @guarded
 def init(view: View, output: Output = None, force: Force = False) -> None:
     """Write a commented config for this machine."""
-    from llamasup.core.config.sources import own_config
-    from llamasup.core.config.starter import starter_text
+    from llamasup.core.config.reading import own_config
 
     text = starter_text(_starter_facts(os.environ))
     if output == _STANDARD_OUTPUT:
@@ -72,13 +73,13 @@ def check(view: View, file: ConfigFile = None, json: o.Json = False) -> int:
     The command starts nothing.
     """
     from llamasup.core.config.issues import ConfigIssues, Issue
-    from llamasup.core.config.reading import read
-    from llamasup.core.config.sources import find_config
+    from llamasup.core.config.reading import find_config, read
+    from llamasup.features import config_keys
     from llamasup.service.config_check import environment_issues, model_issues
 
     path = find_config(file, os.environ)
     try:
-        reading, issues = read(path, os.environ)
+        reading, issues = read(path, os.environ, config_keys())
         unchecked, shared = "", tuple[tuple[str, ...], ...]()
         is_readable = not issues
         issues += environment_issues(reading, os.environ)
@@ -110,9 +111,10 @@ def check(view: View, file: ConfigFile = None, json: o.Json = False) -> int:
 @guarded
 def schema(_: View) -> None:
     """Print the JSON Schema of a config, for editors."""
-    from llamasup.core.config.json_schema import json_schema
+    from llamasup.core.config.config_keys import json_schema
+    from llamasup.features import config_keys
 
-    write_json(json_schema())
+    write_json(json_schema(config_keys()))
 
 
 def _as_json(issue: Issue) -> Mapping[str, object]:
@@ -156,7 +158,6 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
 def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
     from llamasup.core.auth.key_source import default_key_file
     from llamasup.core.config.config_keys import Cache
-    from llamasup.core.config.starter import StarterFacts
     from llamasup.core.llama_server.inspect import find_runtime
     from llamasup.core.models.search import cache_folders
     from llamasup.core.system.hardware.probe import hardware
@@ -196,3 +197,107 @@ def _existing(folders: Iterable[str]) -> tuple[str, ...]:
             if (folder := device_and_inode(Path(name).expanduser(), follow=True)) is not None:
                 found.setdefault(folder, name)
     return tuple(found.values())
+
+
+# --- the text that ``config init`` writes -------------------------------------------------------------------
+
+
+class StarterFacts(Struct, frozen=True):
+    """The findings on this machine. ``models_dirs`` and ``key_file`` are paths as the config writes them;
+    ``devices`` are names and descriptions.
+    """
+
+    ram_bytes: int
+    cores: int
+    devices: Sequence[tuple[str, str]] = ()
+    runtime: str | None = None
+    models_dirs: Sequence[str] = ()
+    caches: Sequence[str] = ()
+    key_file: str | None = None
+
+
+def starter_text(found: StarterFacts) -> str:
+    """Write a config that ``llamasup config check`` accepts."""
+    return "\n".join(
+        (
+            "# Configuration of llamasup. docs/configuration.md describes all keys.",
+            "# After a change, run `llamasup config check`, then `llamasup reload`.",
+            *_listening(found),
+            *_models(found),
+            *_memory(found),
+            *_defaults(found),
+            "",
+        )
+    )
+
+
+def _listening(found: StarterFacts) -> tuple[str, ...]:
+    key_file = found.key_file or "~/.config/llamasup/keys"
+    used = "" if found.key_file else "#"
+    create = "" if found.key_file else "  # create it first: llamasup key new NAME"
+    return (
+        "",
+        "# The address for clients. An address that other machines can reach needs the key file below.",
+        "listen: 127.0.0.1:8080",
+        f"{used}auth: {{api_key_file: {_text(key_file)}}}{create}",
+        "",
+        f"# The llama-server to use; auto found {found.runtime}."
+        if found.runtime
+        else "# The llama-server to use; auto found none.",
+        "runtime: auto",
+    )
+
+
+def _models(found: StarterFacts) -> tuple[str, ...]:
+    lines = ["", "# All models in these folders are served, each under the name of its file."]
+    if found.models_dirs:
+        lines += ["models_dir:", *(f"  - {_text(folder)}" for folder in found.models_dirs)]
+    else:
+        lines += ["#models_dir: ~/models"]
+    known = "huggingface, llama.cpp"
+    if found.caches:
+        lines += ["# Models that other programs downloaded.", f"caches: [{', '.join(found.caches)}]"]
+    else:
+        lines += [f"#caches: [{known}]  # models that other programs downloaded"]
+    lines += ["", "# Models with their own settings. A name with * or ? is a rule for all matching models."]
+    if found.models_dirs or found.caches:
+        lines += ["models:", '  "*embed*": {ttl: never}']
+    else:
+        lines += ["models:", "  demo: {path: demo}  # a tiny model of little stories, for a first test"]
+    return (
+        *lines,
+        "#  qwen:",
+        "#    path: qwen2.5-7b-instruct-q4_k_m.gguf",
+        "#    aliases: [gpt-4o-mini]",
+        "#    preload: true",
+    )
+
+
+def _memory(found: StarterFacts) -> tuple[str, ...]:
+    devices = ", ".join(f"{name} ({description})" for name, description in found.devices)
+    return (
+        "",
+        "# The most memory that all models together may use. This machine has",
+        f"# {memory_text(found.ram_bytes)} of memory and {devices or 'no GPU that the runtime can use'}.",
+        f"memory: {{ram: 80%{', vram: 90%' if found.devices else ''}}}",
+    )
+
+
+def _defaults(found: StarterFacts) -> tuple[str, ...]:
+    return (
+        "",
+        f"# Settings for all models. llamasup plans the others, such as threads for the {found.cores} cores.",
+        "defaults:",
+        "  ttl: 10m  # unload a model after this time without requests; never: only if memory is needed",
+        "#  ctx_size: 8192  # tokens for one request",
+    )
+
+
+def _text(path: str) -> str:
+    """Write a path as YAML; in quotes, as JSON, if needed."""
+    plain = path.isascii() and all(letter.isalnum() or letter in "/._-" for letter in path.removeprefix("~"))
+    return (
+        path
+        if plain and path[:1] in ("/", "~")
+        else json_format.dumps(path.replace("${", "$${"), ensure_ascii=False)
+    )

@@ -101,7 +101,7 @@ def _waiting(view: View, text: str) -> Iterator[Callable[[float], None]]:
 
 
 def _config(given: Path | None) -> Path:
-    from llamasup.core.config.sources import find_config
+    from llamasup.core.config.reading import find_config
 
     return find_config(given, os.environ)
 

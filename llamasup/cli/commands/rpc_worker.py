@@ -13,8 +13,7 @@ from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import of_kind, whole_number
-from llamasup.core.settings.address_kinds import Listen
-from llamasup.core.settings.kinds import SizeText
+from llamasup.core.settings.kinds import Listen, SizeText
 
 if TYPE_CHECKING:
     from llamasup.core.supervision.events import Bus

@@ -51,13 +51,12 @@ def run(
 
     def prepare() -> Callable[[Bus], Service]:
         from llamasup.core.auth.key_source import environment_keys
+        from llamasup.features import key_of_option
         from llamasup.service.hosting import Service
         from llamasup.service.options import RunOptions
 
         if batches:
-            from llamasup.core.settings.sections import Batches
-
-            serving["batches"] = Batches(enabled=True)
+            serving["batches"] = replace(key_of_option("batches", "--batches").default, enabled=True)
         options = RunOptions(
             model=model,
             settings=settings,

@@ -18,7 +18,7 @@ from llamasup.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.foreground import OutputOptions
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
     from llamasup.core.supervision.events import Bus
     from llamasup.service.hosting import Service
 
@@ -78,9 +78,10 @@ def serve_models(
 
     def prepare() -> Callable[[Bus], Service]:
         from llamasup.core.auth.key_source import environment_keys
-        from llamasup.core.config import Config, load
-        from llamasup.core.config.sources import VARIABLE, find_config
+        from llamasup.core.config.config_keys import Config
+        from llamasup.core.config.reading import VARIABLE, find_config, load
         from llamasup.core.system.storage.paths import expanded, require_folders
+        from llamasup.features import config_keys
         from llamasup.service.hosting import Service
         from llamasup.service.serve import ServeOptions
 
@@ -94,7 +95,9 @@ def serve_models(
             return with_overrides(config, folders, watch=watch, token_file=token_file, defaults=defaults)
 
         def read() -> Config:
-            return adjust(Config() if path is None else load(path, os.environ, more_models=bool(folders)))
+            if path is None:
+                return adjust(Config())
+            return adjust(load(path, os.environ, config_keys(), more_models=bool(folders)))
 
         options = ServeOptions.of(
             read,
@@ -105,7 +108,9 @@ def serve_models(
             sockets=open_sockets(),
             **given,
         )
-        if options.initial_config is not None and options.initial_config.is_front:
+        from llamasup.fleet.settings import is_front
+
+        if options.initial_config is not None and is_front(options.initial_config):
             from llamasup.fleet.membership import as_front
 
             options = as_front(options, os.environ, has_own_models=bool(folders))
@@ -126,16 +131,15 @@ def with_overrides(
     from msgspec import structs
 
     from llamasup.core.system.storage.paths import expanded
+    from llamasup.features import key_of_option
 
-    downloads = config.downloads
     if token_file is not None:
-        downloads = structs.replace(
-            downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file")
-        )
+        downloads = key_of_option("downloads", "--token-file")
+        path = expanded(token_file, UsageInvalid, of="--token-file")
+        config = config.having(downloads, structs.replace(config.of(downloads), token_file=path))
     return structs.replace(
         config,
         models_dir=(*config.models_dir, *folders),
         watch=config.watch or watch,
-        downloads=downloads,
         defaults=structs.replace(config.defaults, **defaults),
     )

@@ -25,7 +25,7 @@ from llamasup.cli.options.groups import (
 from llamasup.cli.options.model import SETTINGS, options_of_a_plan, setting_option
 from llamasup.cli.options.parsers import checked, of_kind, one_of
 from llamasup.core.http.address import allowed_host, allowed_media_host, allowed_origin
-from llamasup.core.settings.address_kinds import ProxyAddress
+from llamasup.core.settings.kinds import ProxyAddress
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.backoff import HALF_OPEN_S, RestartPolicy
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.config.config_keys import Config
-from llamasup.core.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
-from llamasup.core.settings.declaration import settings_of
-from llamasup.core.settings.kinds import Named, Names
+from llamasup.core.config.issues import NOT_SHOWN, Issue, issue_at, place_text, shown
+from llamasup.core.settings.declaration import Place
+from llamasup.core.settings.kinds import Names
 
 _WHAT: Mapping[Names, str] = {
     "program": "names a program",
@@ -80,13 +79,9 @@ def _values(
             yield place, Value(value.names, new, value.is_list, value.hidden), _WHAT[value.names]
     for place, value in before.values.items():
         is_removed = place not in after.values and not value.is_list
-        if is_removed and not (_is_entry(place) and place[:2] not in lines):
+        # What has a name, such as a model, may be removed as a whole.
+        if is_removed and not (len(place) > 2 and place[:2] not in lines):
             yield place, value, f"is removed, and {_WHAT[value.names]}"
-
-
-def _is_entry(place: Place) -> bool:
-    """Whether the value belongs to an entry with a name, such as a model, which may be removed with it."""
-    return isinstance(settings_of(Config)[str(place[0])][1].kind, Named)
 
 
 def _sentence(value: Value, what: str) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.models.debounce import DebouncePolicy, below, debounce_by_age
 from llamasup.core.models.registry import Registry, build
 from llamasup.core.models.rules import ModelRule

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from llamasup.core.settings.declaration import Place
 from llamasup.core.system.text import printable
 from llamasup.errors import ConfigInvalid
-
-Place = tuple[str | int, ...]
-"""The path to a value: keys, and indexes of lists. ``("models", "qwen", "aliases", 1)``."""
 
 MAX_PATTERNS = 100
 """Each rule, and each pattern of a group, is matched against every model; there may be thousands."""

@@ -1,6 +1,7 @@
-"""Parses YAML text into a tree of nodes with line numbers, within bounds.
+"""Parses YAML text into a tree of nodes with line numbers, within bounds, and reads the texts of its scalars.
 
-Scalars stay text: ``080`` is not a number.
+Scalars stay text: ``080`` is not a number. ``${NAME}`` in them stands for an environment variable, and
+``${NAME:-text}`` for the text if the variable is unset or empty.
 
 The tree is built from the parser's events, so that depth and size are checked while the tree grows. Aliases
 (``*name``) are refused: a few lines of them can expand to billions of values, and ``defaults`` and rules hold
@@ -9,13 +10,17 @@ the settings that models share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 from msgspec import Struct, field
 
-from llamasup.core.config.issues import ConfigIssues, Issue, Place, place_text, shown
+from llamasup.core.config.issues import ConfigIssues, Issue, place_text, shown
+from llamasup.core.settings.declaration import Place
+from llamasup.core.settings.kinds import InvalidValue
 
 # 1,000 models that use every key of a model take 600 kB and 50,000 values.
 MAX_BYTES = 1 << 20
@@ -23,6 +28,10 @@ _MAX_NODES = 100_000
 _MAX_KEY = 512  # a model's name has at most 256 characters
 _MAX_DEPTH = 16  # the deepest valid value is at level 4
 _TOO_DEEP = f"more than {_MAX_DEPTH} nested levels"
+
+_MAX_DIGITS = 18  # of a whole number; not all of 19 fit into 64 bits
+_JSON_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_REFERENCE = re.compile(r"\$(\$(?=\{))|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|\$\{")
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -102,6 +111,67 @@ def scalars_of(node: Node, place: Place = ()) -> Iterator[tuple[Place, str]]:
         case Table(entries=entries):
             for entry in entries:
                 yield from scalars_of(entry.node, (*place, entry.key))
+
+
+# --- texts of scalars ---------------------------------------------------------------------------------
+
+
+def plain_value(text: str) -> Any:
+    """Read the value of a text without quotes: a number, a switch, null, or else the text itself.
+
+    Raises InvalidValue for a number that is too large.
+    """
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    found = _JSON_NUMBER.fullmatch(text)
+    if found is None:
+        return text
+    whole, fraction, exponent = found.groups()
+    if fraction or exponent:
+        number = float(text)
+        if math.isfinite(number):
+            return number
+    elif len(whole.lstrip("-")) <= _MAX_DIGITS:
+        return int(whole)
+    raise InvalidValue("the number is too large; put it in quotes if it is text")
+
+
+class InvalidReference(Exception):
+    """A reference that cannot be replaced; the text gives the reason and the remedy."""
+
+
+def has_reference(text: str) -> bool:
+    """Whether ``expanded`` reads the environment, or fails."""
+    return any(found[1] is None for found in _REFERENCE.finditer(text))
+
+
+def expanded(text: str, environ: Mapping[str, str]) -> str:
+    """Replace the variables in ``text``; their values are not expanded again. ``$${`` is a literal ``${``.
+
+    Raises InvalidReference.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        escape, name, default = found.groups()
+        if escape:
+            return "$"
+        if name is None:
+            raise InvalidReference("invalid variable after '${'; write it as ${HOME}, or a literal ${ as $${")
+        known = environ.get(name)
+        if default is not None:
+            return known or default
+        if known is None:
+            raise InvalidReference(
+                f"the environment variable {name} is not set; set it, or write a default: ${{{name}:-value}}"
+            )
+        return known
+
+    return _REFERENCE.sub(value, text)
+
+
+# --- the parser -----------------------------------------------------------------------------------------
 
 
 def _refused(file: str, line: int, what: str, place: Place = ()) -> ConfigIssues:

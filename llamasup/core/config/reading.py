@@ -1,4 +1,4 @@
-"""Reads a config file, with the given environment, into a Config."""
+"""Finds the config file that applies, and reads it, with the given environment, into a Config."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.core.config.api_changes import Outside, Value, key_of
-from llamasup.core.config.config_keys import Config
+from llamasup.core.config.config_keys import Config, keys_of
 from llamasup.core.config.consistency import inconsistencies
 from llamasup.core.config.issues import (
     MAX_LISTED,
@@ -23,37 +23,102 @@ from llamasup.core.config.issues import (
     NOT_SHOWN,
     ConfigIssues,
     Issue,
-    Place,
     place_text,
     shown,
 )
-from llamasup.core.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse, scalars_of
-from llamasup.core.config.sources import InvalidReference, expanded, has_reference
+from llamasup.core.config.nodes import (
+    MAX_BYTES,
+    Entry,
+    InvalidReference,
+    Items,
+    Node,
+    Scalar,
+    Table,
+    expanded,
+    has_reference,
+    parse,
+    plain_value,
+    scalars_of,
+)
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.llama_server.argv_builder import OWN_OPTIONS
-from llamasup.core.settings.declaration import Setting, settings_of
+from llamasup.core.settings.declaration import ConfigKey, Place, Setting, settings_of
 from llamasup.core.settings.kinds import (
     FilePath,
     InvalidValue,
+    JsonValues,
     Kind,
     Many,
     Name,
     Named,
-    Parameters,
     RuntimeName,
     ScalarKind,
     Section,
 )
 from llamasup.core.settings.model import ModelEntry
 from llamasup.core.settings.names import is_pattern
-from llamasup.core.settings.parameters import ParameterName, check_parameter, plain_value
+from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import read_bounded
 from llamasup.core.system.text import SEPARATORS, did_you_mean, is_path
 from llamasup.errors import ConfigInvalid
 
+_Keys = Mapping[str, tuple[str, Setting]]
+VARIABLE = "LLAMASUP_CONFIG"
 _INVALID: Any = object()
 _QUOTED = re.compile("'([^']*)'")
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
+
+
+def own_config(environ: Mapping[str, str]) -> Path:
+    """Return the path of the user's config: ``$XDG_CONFIG_HOME/llamasup/config.yaml``."""
+    given = environ.get("XDG_CONFIG_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    base = Path(given) if Path(given).is_absolute() else Path(environ.get("HOME") or Path.home()) / ".config"
+    return base / "llamasup" / "config.yaml"
+
+
+def system_config() -> Path | None:
+    """Return the path of the machine's config. None: a system where every user could write one (Windows)."""
+    folder = native.config_folder
+    return None if folder is None else Path(folder) / "llamasup" / "config.yaml"
+
+
+def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
+    """Return ``given`` (``--config``), else ``$LLAMASUP_CONFIG``, else the user's or the machine's config.
+
+    A named file is returned even if it is missing: no other file may replace it. Raises ConfigInvalid if no
+    file is named and none exists.
+    """
+    named = given or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
+    if named is not None:
+        try:
+            return named.expanduser().absolute()
+        except RuntimeError:  # ~name
+            raise ConfigInvalid(
+                f"The path of the config {str(named)!r} names an unknown user.",
+                remedy="Correct the name after ~, or write the path without ~.",
+            ) from None
+    of_machine = system_config()
+    paths = (own_config(environ), *([] if of_machine is None else [of_machine]))
+    for path in paths:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # the file may exist: reading it reports the error
+        return path
+    raise ConfigInvalid(
+        f"No config was found: {_none_of(paths)}, and ${VARIABLE} is not set.",
+        remedy="Write one with `llamasup config init`, name one with --config, or serve a folder without a "
+        "config: `llamasup serve --models-dir FOLDER`.",
+    )
+
+
+def _none_of(paths: Sequence[Path]) -> str:
+    if len(paths) == 1:
+        return f"{paths[0]} does not exist"
+    return f"neither {' nor '.join(map(str, paths))} exists"
 
 
 class Reading(Struct, frozen=True):
@@ -79,16 +144,20 @@ class Reading(Struct, frozen=True):
         return _QUOTED.sub(lambda found: f"'{self.written.get(found[1], found[1])}'", what)
 
 
-def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
+Features = Sequence[ConfigKey[Any]]
+"""The keys of features."""
+
+
+def load(path: Path, environ: Mapping[str, str], features: Features, *, more_models: bool = False) -> Config:
     """Read a valid file. Raises ConfigInvalid if it cannot be read, ConfigIssues with all of its errors."""
-    reading, issues = read(path, environ, more_models=more_models)
+    reading, issues = read(path, environ, features, more_models=more_models)
     if issues:
         raise ConfigIssues(str(path), issues)
     return reading.config
 
 
 def read(
-    path: Path, environ: Mapping[str, str], *, more_models: bool = False
+    path: Path, environ: Mapping[str, str], features: Features, *, more_models: bool = False
 ) -> tuple[Reading, tuple[Issue, ...]]:
     """Read the valid part of a file, and its errors. Raises ConfigInvalid if the file is not YAML.
 
@@ -103,7 +172,9 @@ def read(
         ) from None
     size_bytes = status.st_size
     folder = path.absolute().parent
-    return read_text(content, str(path), folder, environ, size_bytes=size_bytes, more_models=more_models)
+    return read_text(
+        content, str(path), folder, environ, features, size_bytes=size_bytes, more_models=more_models
+    )
 
 
 def read_text(
@@ -111,6 +182,7 @@ def read_text(
     file: str,
     folder: Path,
     environ: Mapping[str, str],
+    features: Features,
     *,
     size_bytes: int = 0,
     more_models: bool = False,
@@ -120,14 +192,17 @@ def read_text(
     ``size_bytes``: the size of the file, if ``content`` is only its start. Raises ConfigIssues if not YAML.
     """
     root, issues = parse(content, file, max(size_bytes, len(content)))
+    keys = keys_of(features)
     reader = _Reader(file, folder, environ, issues)
-    config = msgspec.structs.replace(reader.config(root), lines=reader.lines)
+    config = reader.config(root, keys)
+    values = {**{key.name: key.default for key in features}, **config.features}
+    config = replace(config, features=values, lines=reader.lines)
     reading = Reading(config, reader.written, reader.hidden, Outside(reader.outside, _references(root)))
     if all(issue.key for issue in issues):
         sections = {re.split(r"[.\[]", issue.key)[0] for issue in issues}
-        is_sure = "models" not in sections and sections <= settings_of(Config).keys()
+        is_sure = "models" not in sections and sections <= keys.keys()
         models_are_known = is_sure and not more_models
-        found = inconsistencies(config, models_are_known=models_are_known)
+        found = inconsistencies(config, features, models_are_known=models_are_known)
         issues += [replace(issue, what=reading.as_written(issue.what)) for issue in found]
     return reading, tuple(issues)
 
@@ -140,16 +215,17 @@ class _Reader:
         self._folder = folder
         self._environ = environ
         self._issues = issues
-        self._keys: dict[type[msgspec.Struct], Mapping[str, tuple[str, Setting]]] = {}
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
         self.hidden: set[Place] = set()
         self.outside: dict[Place, Value] = {}
 
-    def config(self, root: Node | None) -> Config:
+    def config(self, root: Node | None, keys: _Keys) -> Config:
         match root:
             case Table():
-                return cast("Config", self._section(root, (), Config))
+                read = self._fields(root, (), keys)
+                own = {field: read.pop(field) for field in Config.__struct_fields__ if field in read}
+                return Config(**own, features=read)
             case None | Scalar(is_null=True):
                 line, seen = 0, "the file is empty"
             case _:
@@ -161,10 +237,7 @@ class _Reader:
     def _refuse(self, line: int, place: Place, what: str) -> None:
         self._issues.append(Issue(line, place_text(place), what))
 
-    def _section(self, node: Node, at: Place, struct: type[msgspec.Struct]) -> msgspec.Struct:
-        if struct not in self._keys:
-            self._keys[struct] = settings_of(struct)
-        known = self._keys[struct]
+    def _fields(self, node: Node, at: Place, known: _Keys) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         keys = f"with keys such as {', '.join(list(known)[:3])}"
         allowed = f"a mapping{', such as {enabled: true}' if 'enabled' in known else f' {keys}'}"
@@ -179,7 +252,7 @@ class _Reader:
             if value is not _INVALID:
                 fields[field] = value
             self._note_outside(entry.node, place, setting, value)
-        return struct(**fields)
+        return fields
 
     def _note_outside(self, node: Node, at: Place, setting: Setting, value: Any) -> None:
         """Note what the value names outside of llamasup. Words such as ``none`` name nothing."""
@@ -224,13 +297,13 @@ class _Reader:
                 self._note_outside(node, (*at, short), setting, value)
                 return _INVALID if value is _INVALID else keys(**{field: value})
             case Section(keys):
-                return self._section(node, at, keys)
+                return keys(**self._fields(node, at, settings_of(keys)))
             case Named():
                 return self._named(node, at, kind)
             case Many():
                 return self._many(node, at, kind)
-            case Parameters():
-                return self._parameters(node, at, kind)
+            case JsonValues():
+                return self._json_values(node, at, kind)
             case _:
                 return self._scalar(node, at, kind)
 
@@ -281,21 +354,20 @@ class _Reader:
             self._refuse(item.line, (*at, number), f"duplicate value {shown(item.text)}; keep one of them")
         return _INVALID if repeated else tuple(values)
 
-    def _parameters(self, node: Node, at: Place, kind: Parameters) -> dict[str, Any]:
-        """Request parameters: their names are checked, and their values read as in JSON."""
+    def _json_values(self, node: Node, at: Place, kind: JsonValues) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for entry in self._entries(node, at, kind.allowed):
             place = (*at, entry.key)
             self.lines[place] = entry.line
             try:
-                name = ParameterName().parse(entry.key)
+                name = kind.name.parse(entry.key)
             except InvalidValue as invalid:
-                reason = invalid.why or f"expected {ParameterName().allowed}"
-                self._refuse(entry.line, place, f"invalid parameter: {reason}")
+                reason = invalid.why or f"expected {kind.name.allowed}"
+                self._refuse(entry.line, place, f"invalid {kind.noun}: {reason}")
                 continue
             try:
                 value = self._json(entry.node)
-                check_parameter(name, value)
+                kind.check(name, value)
             except InvalidReference as error:
                 self._refuse(entry.line, place, str(error))
             except InvalidValue as invalid:

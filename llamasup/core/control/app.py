@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,8 @@ from llamasup.core.system.event_loops import AcceptWatch
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.routing import BaseRoute
 
-    from llamasup.core.control.interface import ControlTarget, MakeConsole, UsageReport
+    from llamasup.core.control.interface import ControlTarget, MakeConsole, MakeRoutes
     from llamasup.core.control.routes import Application
     from llamasup.core.observability.counters import Metrics
     from llamasup.core.observability.last_hour import LastHour
@@ -45,9 +44,8 @@ class ControlServer:
         last_hour: LastHour,
         make_console: MakeConsole | None = None,
         *,
-        usage: UsageReport,
         own_log: OwnLog,
-        more_routes: Sequence[BaseRoute] = (),
+        more_routes: MakeRoutes = tuple,
     ) -> None:
         listening = listen(socket_path)
         self.endpoint = Endpoint("", 0, listening.address, listening.key, mark=THROUGH_PROXY + b": 1\r\n")
@@ -62,7 +60,6 @@ class ControlServer:
                 last_hour,
                 tasks,
                 make_console,
-                usage=usage,
                 own_log=own_log,
                 more_routes=more_routes,
             )

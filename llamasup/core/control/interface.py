@@ -38,7 +38,7 @@ class Host(Protocol):
     """A service before its start, as features see it that attach observers."""
 
     usage: UsageReport
-    """Answers ``GET usage``. The feature that counts the usage sets it."""
+    """The report of the usage. The feature that counts the usage sets it."""
 
     @property
     def environ(self) -> Mapping[str, str]: ...
@@ -47,8 +47,13 @@ class Host(Protocol):
     def metrics(self) -> Metrics: ...
 
     @property
-    def usage_keep_days(self) -> int | None:
-        """The usage is kept for this number of days; None if it is not counted."""
+    def settings(self) -> Mapping[str, Any]:
+        """The values of keys of features that the config sets."""
+        ...
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether the command line allows to count the usage."""
         ...
 
     def observe(self, *observers: Observer) -> None:
@@ -290,6 +295,8 @@ class ConsolePages(Protocol):
         ...
 
 
+MakeRoutes = Callable[[], Sequence["BaseRoute"]]
+"""Called in a thread, when the control application is loaded."""
 MakeConsole = Callable[[Callable[[], None]], ConsolePages | None]
 """Called in a thread, when the control application is loaded. The console calls its argument when a session
 or a key has ended, so that the streams ask ``is_open_for``.

@@ -1,15 +1,20 @@
-"""Reads the JSON body of a request to the control API."""
+"""Reads and writes the JSON of the control API, and knows who sent a request."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
+from llamasup.core.control.private_socket import THROUGH_PROXY
+from llamasup.core.system.text import json_text
 from llamasup.errors import BodyTooLarge, UsageInvalid
 
-MAX_BYTES = 4 << 20  # the largest config, written as a string of JSON
+PREFIX: Final = "/llamasup/v1"
+MAX_BYTES: Final = 4 << 20  # the largest config, written as a string of JSON
 
 Body = TypeVar("Body")
 
@@ -30,3 +35,14 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         raise UsageInvalid(
             f"The body is not the JSON of this request: {error}.", remedy="docs/control.md describes it."
         ) from None
+
+
+def json_answer(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer in JSON, which nobody may cache: the state may change at any time."""
+    fresh = {"cache-control": "no-store", **(headers or {})}
+    return Response(json_text(shown), status, fresh, media_type="application/json")
+
+
+def is_from_proxy(request: Request) -> bool:
+    """Whether a client of the proxy sent the request, and not the user of the machine."""
+    return THROUGH_PROXY.decode() in request.headers

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,10 +25,9 @@ from llamasup.core.control.interface import (
     ConfigMistakes,
     ControlTarget,
     MakeConsole,
-    UsageReport,
+    MakeRoutes,
 )
-from llamasup.core.control.json_body import read_body
-from llamasup.core.control.private_socket import THROUGH_PROXY
+from llamasup.core.control.json_body import PREFIX, is_from_proxy, json_answer, read_body
 from llamasup.core.control.streams import (
     MAX_PULLS,
     MAX_PULLS_OF_ONE,
@@ -49,10 +48,8 @@ from llamasup.core.pool.why.recording import MAX_DECISIONS
 from llamasup.core.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.core.system.hardware.nvml import vram_by_process
 from llamasup.core.system.process.log_tail import MAX_LINES, LogTail
-from llamasup.core.system.text import json_text
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 
-PREFIX = "/llamasup/v1"
 USUAL_LINES = 200
 
 _log = logging.getLogger(__name__)
@@ -75,11 +72,6 @@ class _PlanRequest(msgspec.Struct):
     settings: dict[str, Any] = {}
 
 
-class _UpgradeRequest(msgspec.Struct):
-    runtime: str
-    dry_run: bool = False
-
-
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -95,9 +87,8 @@ class Application:
         tasks: asyncio.TaskGroup,
         make_console: MakeConsole | None = None,
         *,
-        usage: UsageReport,
         own_log: OwnLog,
-        more_routes: Sequence[BaseRoute] = (),
+        more_routes: MakeRoutes = tuple,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
@@ -105,7 +96,6 @@ class Application:
         self._updates = RequestUpdates(requests)
         self._last_hour = last_hour
         self._tasks = tasks
-        self._usage = usage
         self._own_log = own_log
         self._streams = Streams()
         self._pulls = Streams(MAX_PULLS, "downloads", MAX_PULLS_OF_ONE)
@@ -117,7 +107,6 @@ class Application:
             _get(f"{PREFIX}/status", self._show_status),
             _get(f"{PREFIX}/events", self._show_events),
             _get(f"{PREFIX}/requests", self._show_requests),
-            _get(f"{PREFIX}/usage", self._show_usage),
             # An id comes from the client, and may contain a slash.
             Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
             _get(f"{PREFIX}/memory", self._show_memory),
@@ -136,23 +125,19 @@ class Application:
             _post(f"{model}/remove", self._remove),
             _post(f"{PREFIX}/pull", self._pull_model),
             _post(f"{PREFIX}/reload", self._reload),
-            _get(f"{PREFIX}/upgrade", self._show_upgrade),
             _post(f"{PREFIX}/shutdown", self._shutdown),
             *(() if self._console is None else self._console.routes),
-            *more_routes,
+            *more_routes(),
         ]
-        self._private = _starlette([*routes, _post(f"{PREFIX}/upgrade", self._upgrade)])
-        self._public = _starlette([*routes, _post(f"{PREFIX}/upgrade", _refuse_upgrade)])
+        handlers = {LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug}
+        self._starlette = Starlette(routes=routes, exception_handlers=handlers)
+        self._starlette.router.redirect_slashes = False  # a name may end with a slash
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of the private socket, or one that the proxy forwards, which has fewer rights.
-
-        A route of Starlette also matches a path with a newline after it.
-        """
-        asgi = self._public if _is_from_proxy(Request(scope)) else self._private
+        """Answer a request. A route of Starlette also matches a path with a newline after it."""
         if scope["path"].endswith("\n"):
             scope = {**scope, "path": "/"}  # which is no route
-        await asgi(scope, receive, send)
+        await self._starlette(scope, receive, send)
 
     def end(self) -> None:
         """End the streams, and cancel the changes in the background."""
@@ -175,7 +160,7 @@ class Application:
             # In a thread: the driver is slow.
             vram = await asyncio.to_thread(vram_by_process)
             status = {**status, "models": [_with_vram(model, vram) for model in status["models"]]}
-        return _json(status)
+        return json_answer(status)
 
     async def _show_events(self, request: Request) -> Response:
         requests = self._updates if _number(request, "requests", 0, 1) else None
@@ -185,10 +170,10 @@ class Application:
 
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
-        return _json(await self._requests.shown(ended))
+        return json_answer(await self._requests.shown(ended))
 
     async def _show_memory(self, request: Request) -> Response:
-        return _json(await self._control_target.memory())
+        return json_answer(await self._control_target.memory())
 
     async def _show_history(self, request: Request) -> Response:
         now_s = time.monotonic()
@@ -197,33 +182,33 @@ class Application:
         now = datetime.now(UTC)
         began = [now - timedelta(seconds=age_s or 0.0) for age_s in series.pop("age_s")]
         times = [at.isoformat(timespec="seconds") for at in began]
-        return _json({"step_s": STEP_S, "series": {"time": times, **series}})
+        return json_answer({"step_s": STEP_S, "series": {"time": times, **series}})
 
     async def _plan(self, request: Request) -> Response:
         asked = await read_body(request, _PlanRequest)
-        if _is_from_proxy(request):
+        if is_from_proxy(request):
             from llamasup.core.control.what_if import refuse_hosts  # here, to keep the start short
 
             refuse_hosts(asked.settings)
-        return _json(await self._control_target.plan(asked.model, asked.settings))
+        return json_answer(await self._control_target.plan(asked.model, asked.settings))
 
     async def _show_config(self, request: Request) -> Response:
         config = self._control_target.config
         if config is None:
-            return _json({"file": None, "text": "", "version": "", "writable": False})
-        return _json(await config.show())
+            return json_answer({"file": None, "text": "", "version": "", "writable": False})
+        return json_answer(await config.show())
 
     async def _check_config(self, request: Request) -> Response:
         asked = await read_body(request, _ConfigText)
-        return _json(await self._config().check(asked.text, trusted=not _is_from_proxy(request)))
+        return json_answer(await self._config().check(asked.text, trusted=not is_from_proxy(request)))
 
     async def _replace_config(self, request: Request) -> Response:
         asked = await read_body(request, _ConfigText)
         try:
-            trusted = not _is_from_proxy(request)
-            return _json(await self._config().replace(asked.text, asked.version, trusted=trusted))
+            trusted = not is_from_proxy(request)
+            return json_answer(await self._config().replace(asked.text, asked.version, trusted=trusted))
         except ConfigMistakes as error:
-            return _json({**error_object(error), "mistakes": error.mistakes}, error.http_status)
+            return json_answer({**error_object(error), "mistakes": error.mistakes}, error.http_status)
 
     def _config(self) -> ConfigAccess:
         config = self._control_target.config
@@ -235,16 +220,11 @@ class Application:
         return config
 
     async def _show_why(self, request: Request) -> Response:
-        return _json(self._control_target.why(request.path_params["model"]))
+        return json_answer(self._control_target.why(request.path_params["model"]))
 
     async def _show_decisions(self, request: Request) -> Response:
         limit = _number(request, "limit", MAX_DECISIONS, MAX_DECISIONS)
-        return _json({"decisions": self._control_target.decisions(limit)})
-
-    async def _show_usage(self, request: Request) -> Response:
-        query = request.query_params
-        by, since = query.get("by", "model"), query.get("since")
-        return _json(await self._usage(by, since))
+        return json_answer({"decisions": self._control_target.decisions(limit)})
 
     async def _show_own_log(self, request: Request) -> Response:
         lines = _number(request, "lines", USUAL_LINES, MAX_LINES)
@@ -282,10 +262,10 @@ class Application:
     async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
         model = request.path_params["model"]
         done = await self._execute(request, lambda: change(model), while_awaited=True)
-        return _json(self._status_of(model), 200 if done else 202)
+        return json_answer(self._status_of(model), 200 if done else 202)
 
     async def _remove(self, request: Request) -> Response:
-        return _json(await self._control_target.remove(request.path_params["model"]))
+        return json_answer(await self._control_target.remove(request.path_params["model"]))
 
     async def _pull_model(self, request: Request) -> Response:
         asked = await read_body(request, _PullRequest)
@@ -296,7 +276,7 @@ class Application:
         return Stream(pulls, frames, "text/event-stream", client=asked.client)
 
     async def _cancel_request(self, request: Request) -> Response:
-        return _json(self._requests.shown_cancel(request.path_params["id"]))
+        return json_answer(self._requests.shown_cancel(request.path_params["id"]))
 
     async def _reload(self, request: Request) -> Response:
         changes: Mapping[str, Any] = {}
@@ -306,21 +286,13 @@ class Application:
             changes = await self._control_target.reload()
 
         done = await self._execute(request, reload)
-        return _json(changes, 200 if done else 202)
-
-    async def _show_upgrade(self, request: Request) -> Response:
-        return _json(self._control_target.upgrade_status())
-
-    async def _upgrade(self, request: Request) -> Response:
-        """It goes on if the client disconnects."""
-        asked = await read_body(request, _UpgradeRequest)
-        return _json(await self._control_target.upgrade(asked.runtime, dry_run=asked.dry_run))
+        return json_answer(changes, 200 if done else 202)
 
     async def _shutdown(self, request: Request) -> Response:
         status = self._control_target.status()
         self._control_target.shutdown(now=_number(request, "now", 0, 1) == 1)
         in_flight = sum(model["in_flight"] for model in status["models"])
-        return _json({"pid": status["pid"], "in_flight": in_flight}, 202)
+        return json_answer({"pid": status["pid"], "in_flight": in_flight}, 202)
 
     async def _execute(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
         """Whether ``work`` is done: with ``wait=0`` it may continue in the background. Raises its early
@@ -347,28 +319,6 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # removed in the meantime
-
-
-def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
-    handlers = {LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug}
-    asgi = Starlette(routes=routes, exception_handlers=handlers)
-    asgi.router.redirect_slashes = False  # a name may end with a slash
-    return asgi
-
-
-def _is_from_proxy(request: Request) -> bool:
-    return THROUGH_PROXY.decode() in request.headers
-
-
-async def _refuse_upgrade(request: Request) -> Response:
-    refusal = {
-        "message": "an upgrade is closed through this address, because it starts a program of the machine",
-        "type": "permission_error",
-        "code": 403,
-        "cause": "control_closed",
-        "remedy": "use `llamasup upgrade` on that machine",
-    }
-    return _json({"error": refusal}, 403)
 
 
 def _always() -> bool:
@@ -442,12 +392,6 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _json(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # The state may change at any time.
-    fresh = {"cache-control": "no-store", **(headers or {})}
-    return Response(json_text(shown), status, fresh, media_type="application/json")
-
-
 def _with_vram(model: Mapping[str, Any], vram: Mapping[int, int]) -> Mapping[str, Any]:
     pids = [replica["pid"] for replica in model.get("replicas", (model,))]
     known = [vram[pid] for pid in pids if pid in vram]
@@ -458,7 +402,7 @@ def _with_vram(model: Mapping[str, Any], vram: Mapping[int, int]) -> Mapping[str
 
 async def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LlamasupError)
-    return _json(error_object(error), error.http_status)
+    return json_answer(error_object(error), error.http_status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -473,10 +417,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
         "cause": "no_such_route",
         "remedy": "docs/control.md lists all paths",
     }
-    return _json({"error": shown}, error.status_code, error.headers)
+    return json_answer({"error": shown}, error.status_code, error.headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this answer, which logs the traceback."""
     ours = LlamasupError(f"Internal error in llamasup: {type(error).__name__}.", remedy="See its log.")
-    return _json(error_object(ours), ours.http_status)
+    return json_answer(error_object(ours), ours.http_status)

@@ -53,7 +53,7 @@ def asked_settings(given: Mapping[str, Any]) -> ModelSettings:
     """The keys of a model, written and checked as in a config. Raises UsageInvalid."""
     try:
         content = json.dumps({"defaults": dict(given), "models_dir": "/"}).encode()
-        reading, issues = read_text(content, "settings", Path("/"), {})
+        reading, issues = read_text(content, "settings", Path("/"), {}, ())
     except (ConfigIssues, ValueError, RecursionError) as error:
         raise UsageInvalid(_sentence(f"The settings cannot be read: {error}")) from None
     if issues:

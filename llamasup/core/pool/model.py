@@ -30,7 +30,7 @@ from llamasup.core.pool.model_states import (
 )
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why.recording import LoadedBy
-from llamasup.core.settings.repairs import repairs_of
+from llamasup.core.settings.model import repairs_of
 from llamasup.core.supervision.backoff import HALF_OPEN_S
 from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner

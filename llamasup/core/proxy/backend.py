@@ -14,7 +14,7 @@ from llamasup.core.models.access import ListedModel, ResolvedModel
 from llamasup.core.queueing.endpoint import Lease
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.wait_estimate import ServedLoad
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 
 
 class ServedModel(Protocol):

@@ -29,7 +29,7 @@ from llamasup.core.proxy.settings import ProxyConfig
 from llamasup.core.proxy.stages import Stage
 from llamasup.core.proxy.upstream.pool import Tasks, UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.core.system.event_loops import DelayQueue
 from llamasup.core.system.process.platform import give_memory_back
 

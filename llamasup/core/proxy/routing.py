@@ -31,7 +31,7 @@ from llamasup.core.proxy.context import ProxyContext
 from llamasup.core.proxy.request import Request
 from llamasup.core.queueing.endpoint import BUSY, Lease
 from llamasup.core.queueing.suspects import Suspects, alone_s
-from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.core.settings.model import NO_REPAIRS
 from llamasup.core.system.text import INVALID_JSON, not_json
 
 __all__ = [

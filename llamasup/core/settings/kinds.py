@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
 from llamasup.core.settings.names import MAX_LETTERS, NAME, is_pattern, why_not_a_name, why_not_an_alias
 from llamasup.core.settings.units import DURATION, PERCENT, SIZE, Size, read_duration, read_size
+from llamasup.errors import UsageInvalid
+
+if TYPE_CHECKING:
+    from llamasup.core.http.address import Address
 
 Names = Literal["", "nothing", "program", "path", "host", "flags", "rights"]
 """A value names this outside of llamasup: a program that is started, a path that is read or written, a host
@@ -24,6 +28,7 @@ a kind that holds anything, so the setting decides.
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _MAX_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
+_HOST_PORT = r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})"
 _REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-9._-]+)?"
 
 
@@ -65,6 +70,9 @@ class ValueKind(msgspec.Struct, frozen=True):
     @property
     def names(self) -> Names:
         return "nothing"
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "minLength": 1}
 
 
 class Text(ValueKind, frozen=True):
@@ -274,13 +282,6 @@ class Endpoint(Url, frozen=True):
         return Url.parse(self, text).rstrip("/")
 
 
-class NodeUrl(Endpoint, frozen=True):
-    """``consistency`` decides where http is allowed."""
-
-    allowed: str = "the URL of another llamasup, such as https://desk.example.net:8080"
-    pattern: str = r"https?://[^\s/?#@]+/?"
-
-
 class RuntimeName(ValueKind, frozen=True):
     """None for ``auto``. The reader makes a path absolute."""
 
@@ -292,8 +293,123 @@ class RuntimeName(ValueKind, frozen=True):
             raise InvalidValue
         return None if text == "auto" else text
 
+
+# --- addresses: their rules are those of ``http.address``, imported when a value is parsed ---------------
+
+
+class Listen(ValueKind, frozen=True):
+    """An address to listen on. The reader makes the path of a socket absolute."""
+
+    allowed: ClassVar[str] = "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
+    names: ClassVar[Names] = "path"
+
+    def parse(self, text: str) -> Address:
+        from llamasup.core.http.address import TcpAddress, UnixAddress
+
+        if text.endswith(".sock"):
+            return UnixAddress(text)
+        parts = re.fullmatch(_HOST_PORT, text)
+        if parts is None:
+            raise InvalidValue(_why_not_an_address(text))
+        host, port = parts["host"], int(parts["port"])
+        if not host:
+            raise InvalidValue("the host is missing; use 0.0.0.0 or [::] for all addresses of this machine")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
+            raise InvalidValue
+        if port > 65535:
+            raise InvalidValue("the port is above 65535")
+        return TcpAddress(host, port)
+
     def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "minLength": 1}
+        return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
+
+
+def _why_not_an_address(text: str) -> str:
+    from llamasup.core.http.address import invalid_host_remedy
+
+    if text.count(":") > 1 and "[" not in text and "/" not in text:
+        return "an IPv6 address needs brackets"
+    bare = text.removeprefix("[").removesuffix("]")
+    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
+
+
+class HostName(ValueKind, frozen=True):
+    allowed: ClassVar[str] = "a host name without a port, such as llm.example.net"
+
+    def parse(self, text: str) -> str:
+        from llamasup.core.http.address import allowed_host
+
+        return _checked(allowed_host, text)
+
+
+class Origin(ValueKind, frozen=True):
+    allowed: ClassVar[str] = "an origin such as https://chat.example.net"
+
+    def parse(self, text: str) -> str:
+        from llamasup.core.http.address import allowed_origin
+
+        return _checked(allowed_origin, text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
+
+
+class MediaHost(ValueKind, frozen=True):
+    """A host of media. ``true`` is every host; ``false`` is none, as an empty string that is dropped."""
+
+    allowed: ClassVar[str] = "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
+    names: ClassVar[Names] = "host"
+
+    def parse(self, text: str) -> str:
+        from llamasup.core.http.address import ANY_HOST, allowed_media_host
+
+        if text.lower() in ("true", "false"):
+            return ANY_HOST if text.lower() == "true" else ""
+        return _checked(allowed_media_host, text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
+
+
+class ProxyAddress(ValueKind, frozen=True):
+    allowed: ClassVar[str] = "an address or a network such as 10.0.0.0/8, or unix for Unix sockets"
+    names: ClassVar[Names] = "host"
+
+    def parse(self, text: str) -> str:
+        from llamasup.core.http.address import UNIX, proxy_network
+
+        try:
+            return text if text == UNIX else str(proxy_network(text))
+        except ValueError as error:
+            raise InvalidValue(str(error)) from None
+
+
+class RpcWorker(ValueKind, frozen=True):
+    """The address of an RPC worker, as text. ``http.address`` checks that it is private."""
+
+    allowed: ClassVar[str] = (
+        "HOST:PORT of a loopback or private address such as 10.0.0.2:50052, or tls://HOST:PORT"
+    )
+    names: ClassVar[Names] = "host"
+
+    def parse(self, text: str) -> str:
+        from llamasup.core.http.address import parse_worker
+
+        try:
+            return str(parse_worker(text))
+        except UsageInvalid as error:
+            raise InvalidValue(error.message.rstrip(".")) from None
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": r"^(?:tls://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"}
+
+
+def _checked(check: Callable[[str], str], text: str) -> str:
+    try:
+        return check(text)
+    except UsageInvalid as error:
+        raise InvalidValue(f"it {error.message.removeprefix(f'{text!r} ').rstrip('.')}") from None
 
 
 # --- paths, lists and sections ------------------------------------------------------------------------
@@ -366,11 +482,17 @@ class Named(msgspec.Struct, frozen=True):
         return self.of.names
 
 
-class Parameters(msgspec.Struct, frozen=True):
-    """A mapping of request parameters (``settings/parameters.py``) to values as in JSON."""
+class JsonValues(msgspec.Struct, frozen=True):
+    """A mapping of names to values as in JSON. ``noun``: what one of them is, for errors.
 
-    allowed: str = "parameters, such as temperature: 0.6"
+    ``check`` raises InvalidValue for a value that its name cannot have.
+    """
+
+    noun: str
+    allowed: str
+    name: ScalarKind
+    check: Callable[[str, Any], None]
     names: ClassVar[Names] = "nothing"
 
 
-Kind = ScalarKind | FilePath | Many | Section | Named | Parameters
+Kind = ScalarKind | FilePath | Many | Section | Named | JsonValues

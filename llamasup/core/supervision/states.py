@@ -16,8 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llamasup.core.llama_server.diagnosis import Diagnosis
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
-from llamasup.core.settings.sections import SLOTS_BYTES
+from llamasup.core.settings.model import NO_REPAIRS, SLOTS_BYTES, Repairs
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.liveness import LivenessPolicy
 

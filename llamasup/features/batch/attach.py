@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from llamasup.core.auth.keys import Keys
 from llamasup.core.config.config_keys import Config
-from llamasup.core.config.issues import Place
-from llamasup.core.settings.sections import Batches
+from llamasup.core.settings.declaration import Place
 from llamasup.core.system.storage.folders import given_folder, state_folder
 from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.errors import FolderUnusable, LlamasupError
+from llamasup.features.batch.settings import BATCHES, Batches
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -29,8 +29,9 @@ def batches(settings: Batches, keys: Keys) -> tuple[BatchService, Sequence[BaseR
 
 
 def config_problems(config: Config) -> Iterator[tuple[Place, LlamasupError]]:
-    folder = config.batches.folder
-    if config.batches.enabled and folder is not None and path_kind(folder) is not PathKind.NOTHING:
+    batches = config.of(BATCHES)
+    folder = batches.folder
+    if batches.enabled and folder is not None and path_kind(folder) is not PathKind.NOTHING:
         from llamasup.features.batch.api.store import DATABASE  # here, to keep the start short
 
         try:

@@ -31,7 +31,7 @@ from llamasup.core.queueing.endpoint import (
 )
 from llamasup.core.queueing.request_queue import RequestQueue
 from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.model import NO_REPAIRS, Repairs
 from llamasup.features.peers.groups import (
     RETRY_S,
     Choice,

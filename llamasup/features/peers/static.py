@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llamasup.core.config.config_keys import Config
-from llamasup.core.config.issues import Place
-from llamasup.core.settings.sections import PeerEntry
+from llamasup.core.settings.declaration import Place
 from llamasup.core.system.storage.folders import read_bounded
 from llamasup.errors import ConfigInvalid, LlamasupError
 from llamasup.features.peers.nodes import ExpectedModel, Peer
+from llamasup.features.peers.settings import PEERS, PeerEntry
 
 _MAX_KEY_BYTES = 64 << 10
 _MAX_CA_BYTES = 4 << 20
@@ -50,7 +50,7 @@ class StaticMembership:
 
 def config_problems(config: Config) -> Iterator[tuple[Place, LlamasupError]]:
     """Return the files of nodes that cannot be used."""
-    for name, entry in config.peers.items():
+    for name, entry in config.of(PEERS).items():
         try:
             peers_of({name: entry})
         except LlamasupError as error:

@@ -25,7 +25,7 @@ from llamasup.core.llama_server.schema_check import (
     mismatch,
     read_answer,
 )
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 
 __all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
 

@@ -19,7 +19,7 @@ from llamasup.core.llama_server.token_counts import TAIL_BYTES, TokenCounts, rea
 from llamasup.core.observability.counters import Metrics
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead, Attempt, Between
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.features.repair.answers import MAX_HELD, Checks, Fault, checks_for, with_another_seed
 from llamasup.features.repair.history import with_valid_arguments
 

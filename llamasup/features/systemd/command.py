@@ -25,7 +25,7 @@ from llamasup.features.systemd.systemctl import Units
 from llamasup.features.systemd.unit_file import Unit, checked_name, name_for, own_folders, unit_text
 
 if TYPE_CHECKING:
-    from llamasup.core.config import Config
+    from llamasup.core.config.config_keys import Config
     from llamasup.features.systemd.installation import Account
 
 commands = command_set("service", "Run llamasup as a systemd service.")
@@ -282,8 +282,8 @@ class _UnitArguments:
 
     def _serve_unit(self) -> Unit:
         from llamasup.cli.commands.serve import with_overrides
-        from llamasup.core.config import Config
-        from llamasup.core.config.sources import find_config
+        from llamasup.core.config.config_keys import Config
+        from llamasup.core.config.reading import find_config
         from llamasup.core.system.storage.paths import expanded
         from llamasup.features.systemd.installation import Obstacles, plain_path
         from llamasup.features.systemd.service_units import ServeRequest, serve_unit, service_environment
@@ -332,12 +332,13 @@ def _checked_config(
     from llamasup.core.config.issues import ConfigIssues
     from llamasup.core.config.reading import read
     from llamasup.core.http.address import UnixAddress
+    from llamasup.features import config_keys
     from llamasup.service.config_check import environment_issues
 
     def is_own(path: PurePath) -> bool:
         return any(path.is_relative_to(folder) for folder in own)
 
-    reading, issues = read(path, environ, more_models=more_models)
+    reading, issues = read(path, environ, config_keys(), more_models=more_models)
     config = reading.config
     log = config.http.access_log
     # systemd creates its own folders at its start. Whether it needs a key depends on more than the config.

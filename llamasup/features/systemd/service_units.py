@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from llamasup.core.auth.key_source import KeyFile
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.config.inventory import read_inventory
 from llamasup.core.gguf.files import split_name, split_paths
 from llamasup.core.http.address import addresses
@@ -255,7 +255,7 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str], obstacles: Obs
         ),
         of_many=True,
         downloads=downloads,
-        has_nodes=bool(config.peers),
+        has_nodes=bool(config.features.get("peers")),
     )
     return build_unit(request.name, account, requirements, obstacles)
 
@@ -267,7 +267,7 @@ def _files_of(config: Config) -> dict[str, Path | None]:
         "api_key_file": auth.api_key_file,
         "tls_cert": http.tls_cert,
         "tls_key": http.tls_key,
-        "token_file": config.downloads.token_file,
+        "token_file": _of_downloads(config, "token_file"),
     }
 
 
@@ -289,12 +289,18 @@ def _config_paths(file: Path) -> Iterator[Path]:
 
 
 def _downloads(config: Config) -> bool:
-    return config.downloads.on_demand or any(entry.repo or entry.url for entry in config.models.values())
+    named = any(entry.repo or entry.url for entry in config.models.values())
+    return named or bool(_of_downloads(config, "on_demand"))
+
+
+def _of_downloads(config: Config, field: str) -> Any:
+    """A setting of another feature; None without it, and without the section."""
+    return getattr(config.features.get("downloads"), field, None)
 
 
 def _downloads_to(config: Config) -> tuple[Path, ...]:
     """The configured folder; without one the service uses its own."""
-    folder = config.downloads.folder
+    folder = _of_downloads(config, "folder")
     return config.models_dir[:1] if folder is None else (folder,)
 
 
@@ -307,7 +313,7 @@ def _drains(config: Config) -> Iterator[float]:
 
 
 def _files_of_peers(config: Config) -> Iterator[Path]:
-    for entry in config.peers.values():
+    for entry in config.features.get("peers", {}).values():
         yield from filter(None, (entry.key_file, entry.ca_file))
 
 

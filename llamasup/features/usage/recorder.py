@@ -20,6 +20,7 @@ from llamasup.core.observability.observer import Observer
 from llamasup.core.system.batch_writer import BatchWriter
 from llamasup.errors import without_errno
 from llamasup.features.usage.ledger import Flush, Group, Ledger, Question, Saved, Work, day_at, key_of
+from llamasup.features.usage.settings import USAGE, Usage
 
 if TYPE_CHECKING:
     from llamasup.features.usage.saver import UsageSaver
@@ -39,10 +40,11 @@ _NEVER: Final = float("inf")
 
 def attach(host: Host) -> None:
     """Attach the count of the usage to a service, or the answer that it is not counted."""
-    if host.usage_keep_days is None:
+    settings: Usage = host.settings.get(USAGE.name, USAGE.default)
+    if not (settings.enabled and host.counts_usage):
         host.usage = _not_counted
         return
-    recorder = UsageRecorder(host.usage_keep_days, held_slots=host.held_slots)
+    recorder = UsageRecorder(settings.keep_days, held_slots=host.held_slots)
     host.usage = recorder.report
     host.observe(Observer(recorder.add, close=recorder.close))
 

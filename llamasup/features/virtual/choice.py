@@ -12,8 +12,8 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.pool.shown_state import ListedStatus
 from llamasup.core.pool.why.state_reasons import Explanation
 from llamasup.core.queueing.wait_estimate import ServedLoad
-from llamasup.core.settings.sections import VirtualEntry
 from llamasup.core.system.text import eta_text
+from llamasup.features.virtual.settings import VirtualEntry
 
 RULE: Final = (
     "A request takes the first of them that is loaded and has a free slot; else the loaded one with the "

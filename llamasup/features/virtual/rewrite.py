@@ -13,9 +13,9 @@ from llamasup.core.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.requested_model import plain_json, renamed_form
 from llamasup.core.http.routes import CHATS, OTHER_LABEL, RESPONSES, Route, Work
-from llamasup.core.models.virtual import Candidate, Changes
-from llamasup.core.settings.parameters import ANSWER_LENGTHS, names_of
 from llamasup.core.system.text import INVALID_JSON
+from llamasup.features.virtual.parameters import ANSWER_LENGTHS, names_of
+from llamasup.features.virtual.settings import Candidate, Changes
 
 _Fields = dict[str, msgspec.Raw]
 _read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

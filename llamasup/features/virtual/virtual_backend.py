@@ -15,12 +15,17 @@ from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route, Work
 from llamasup.core.models.access import ListedModel, ResolvedModel, unknown_model, unnamed_model
 from llamasup.core.models.names import folded
-from llamasup.core.models.virtual import Candidate, candidates_of, spellings_of
 from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.proxy.backend import Backend, ModelRoute, ServedModel
-from llamasup.core.settings.sections import VirtualEntry
 from llamasup.errors import Conflict
 from llamasup.features.virtual.choice import Option, choose, explain_virtual, listed_virtual
+from llamasup.features.virtual.settings import (
+    VIRTUAL_MODELS,
+    Candidate,
+    VirtualEntry,
+    candidates_of,
+    spellings_of,
+)
 
 
 class Models(Backend, ExplainedModels, Protocol):
@@ -109,7 +114,7 @@ class VirtualBackend:
 
     def apply(self, config: Config) -> None:
         """Serve the virtual models of the config from now on. They have no ``virtual_mistakes``."""
-        self._entries = entries = config.virtual_models
+        self._entries = entries = config.of(VIRTUAL_MODELS)
         self._candidates = candidates_of(entries)
         self._spellings = spellings_of(entries)
         self.resolve = self._resolve if entries else self._models.resolve

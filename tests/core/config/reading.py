@@ -7,7 +7,7 @@ from textwrap import dedent
 
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import ConfigIssues
-from llamasup.core.config.reading import read_text
+from tests.kit.configs import read_text
 
 HERE = Path("/etc/llamasup")
 """The folder of the config."""

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import ConfigIssues
 from llamasup.core.config.nodes import MAX_BYTES
-from llamasup.core.config.reading import read_text
 from llamasup.core.settings.declaration import settings_of
 from llamasup.core.settings.model import ModelEntry
 from tests.core.config.reading import issues_of
+from tests.kit.configs import read_text
 from tests.kit.extent import examples
 
 _KEYS = st.sampled_from([*settings_of(Config), *settings_of(ModelEntry), "ram", "keep", "api_key_file", "x"])

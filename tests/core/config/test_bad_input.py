@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config import load
 from llamasup.core.config.issues import ConfigIssues
 from llamasup.core.config.nodes import MAX_BYTES
 from llamasup.errors import ConfigInvalid
 from tests.core.config.reading import config_of, issue_of, issues_of
+from tests.kit.configs import load
 
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
@@ -104,8 +104,6 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("listen", "'a,b:80'", "'a,b:80'; expected HOST:PORT"),
         ("listen", "[]", "the list is empty; add an address, or remove the key for 127.0.0.1:8080"),
         ("listen", "[h:80, h:81]", "port 81 differs from port 80 of h:80; use one port for all addresses"),
-        ("ollama", "{listen: 127.0.0.1:8080}", "is also in listen; give Ollama's API an address of its own"),
-        ("ollama", "{listen: 11434}", "127.0.0.1:8080"),
         ("listen", "[h:80, h:80]", "duplicate address 'h:80'; keep one of them"),
         ("http", "{allow_hosts: '*'}", "DNS rebinding"),
         ("http", "{allow_hosts: 'a:80'}", "has a port"),
@@ -122,8 +120,6 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ),
         ("http", "{tls_cert: c}", "http.tls_cert: tls_key is missing; TLS needs both files"),
         ("http", "{tls_key: c}", "http.tls_key: tls_cert is missing; TLS needs both files"),
-        ("downloads", "{endpoint: 'http://h'}", "http is refused; use https"),
-        ("downloads", "{parallel: 17}", "'17'; expected a whole number from 1 to 16"),
         ("runtime", "''", "''; expected auto, embedded, or the path or name of a llama-server"),
         ("runtime", '"~nobody-at-all/x"', "unknown user 'nobody-at-all'"),
         ("runtime", "{path: ''}", "runtime.path: invalid value ''; expected auto, embedded, or the path"),
@@ -137,7 +133,6 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("defaults", "{extra: --seed}", """'--seed'; expected a list, each text; write ["--seed"]"""),
         ("defaults", "{extra: --temp 0.6}", """expected a list, each text; write ["--temp", "0.6"]"""),
         ("defaults", """{extra: "--grammar 'x y"}""", """write ["--grammar", "'x", "y"]"""),
-        ("batches", "true", "'true'; expected a mapping, such as {enabled: true}"),
         ("defaults", "{mmproj: $HOME/x}", "a variable needs braces, as in ${HOME}"),
     ],
 )
@@ -157,7 +152,6 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
         ("{a: {path: x, repo: o/r}}", "models.a: path and repo exclude each other; keep one of them"),
         ("{a: {repo: x}}", "models.a.repo: invalid value 'x'; expected org/repo or org/repo:quant"),
         ("{a: {repo: ../..}}", "'../..'; expected org/repo"),
-        ("{a: {url: 'http://h/x.gguf'}}", "models.a.url: http is refused; use https"),
         ("{../a: {}}", "models: invalid name '../a': it contains '..'"),
         ("{/a: {}}", "models: invalid name '/a': it begins with '/'"),
         ("{'': {}}", "models: invalid name '': it is empty"),
@@ -324,14 +318,6 @@ def test_tls_on_a_unix_socket_is_refused() -> None:
     found = issue_of("{models_dir: m, listen: x.sock, http: {tls_cert: a, tls_key: b}}")
 
     assert "http.tls_cert: TLS is not supported on a Unix socket" in found
-
-
-def test_private_addresses_allow_http() -> None:
-    config = config_of(
-        "{models: {a: {url: 'http://h/x'}}, downloads: {private_addresses: true, endpoint: 'http://h'}}"
-    )
-
-    assert config.models["a"].source == "http://h/x"
 
 
 # --- the environment and secrets ---------------------------------------------------------------------
@@ -504,32 +490,3 @@ def test_reading_time_is_proportional_to_the_size(lines: Callable[[int], list[st
 
     small_s, large_s = (min(taken_s(count) for _ in range(3)) for count in (500, 8000))
     assert large_s < 64 * small_s  # 16 times the size; quadratic time would be a factor of 256
-
-
-@pytest.mark.parametrize(
-    ("peer", "message"),
-    [
-        ("{}", "c.yaml:2: peers.desk: url is missing"),
-        ("{url: desk:8080}", "c.yaml:2: peers.desk.url: invalid value"),
-        ("{url: 'http://desk.example.net:8080', key_file: k}", "http to 'desk.example.net' is refused"),
-        ("{url: 'http://8.8.8.8:8080', key_file: k}", "http to '8.8.8.8' is refused"),
-        ("{url: 'http://192.168.1.20:8080'}", "c.yaml:2: peers.desk: key_file is missing"),
-        ("{url: 'https://desk.example.net'}", "c.yaml:2: peers.desk: key_file is missing"),
-        ("{url: 'https://ex*ample'}", "is not a valid URL"),
-        ("{url: 'http://127.0.0.1:8080', ca_file: ca}", "ca_file: has no effect without https"),
-        ("{url: 'https://a/path', key_file: k}", "invalid value"),
-    ],
-)
-def test_unsafe_or_incomplete_node_is_refused(peer: str, message: str) -> None:
-    assert message in issue_of(f"peers:\n  desk: {peer}\n")
-
-
-def test_two_nodes_with_one_url_are_refused() -> None:
-    found = issue_of("peers:\n  desk: {url: 'http://[::1]:8080'}\n  door: {url: 'http://[::1]:8080/'}\n")
-    assert found == "c.yaml:3: peers.door.url: is also the url of 'desk'; remove one of them"
-
-
-def test_config_may_have_only_the_models_of_other_nodes() -> None:
-    config = config_of("peers: {desk: {url: 'http://10.1.2.3:8080', key_file: desk.key}}")
-    assert config.peers["desk"].url == "http://10.1.2.3:8080"
-    assert config.peers["desk"].key_file == Path("/etc/llamasup/desk.key")

@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from llamasup.cli.commands.config import check, init, schema
+from llamasup.cli.commands.config import StarterFacts, check, init, schema, starter_text
+from llamasup.core.config.config_keys import json_schema
 from llamasup.core.config.issues import ConfigIssues
-from llamasup.core.config.json_schema import json_schema
-from llamasup.core.config.reading import Reading, load, read, read_text
-from llamasup.core.config.starter import StarterFacts, starter_text
+from llamasup.core.config.reading import Reading
 from llamasup.core.supervision.events import Bus
 from llamasup.core.system.storage.folders import models_folder
 from llamasup.errors import RuntimeMissing
+from llamasup.features import config_keys
 from llamasup.service.config_check import environment_issues
 from llamasup.service.config_source import ConfigSource
 from llamasup.service.hosting import Service
 from llamasup.service.serve import ServeOptions
 from tests.core.config.reading import config_of
+from tests.kit.configs import load, read, read_text
 from tests.kit.fake_server import install
 from tests.kit.models import tiny_decoder
 from tests.kit.paths import ROOT
@@ -145,8 +146,6 @@ def test_missing_files_and_folders_are_reported_with_their_lines(tmp_path: Path)
         defaults: {mmproj: file}
         listen: none/x.sock
         http: {access_log: none/log}
-        downloads: {token_file: ./none, folder: file}
-        batches: {enabled: true, folder: .}
         """,
     )
 
@@ -159,10 +158,6 @@ def test_missing_files_and_folders_are_reported_with_their_lines(tmp_path: Path)
         f"c.yaml:7: models.b*.mmproj: '{tmp_path}/p.gguf': No such file or directory",
         f"c.yaml:9: listen: '{tmp_path}/none': No such file or directory",
         f"c.yaml:10: http.access_log: '{tmp_path}/none': No such file or directory",
-        f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
-        f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
-        f"c.yaml:12: batches.folder: The folder '{tmp_path}' cannot be used: it has other files, such as "
-        "'c.yaml'; choose an empty folder, or one that does not exist",
     ]
 
 
@@ -323,7 +318,6 @@ def test_key_in_place_of_its_file_is_not_shown(home: Path, capfd: pytest.Capture
         """\
         models: {a: {path: demo}}
         auth: {api_key_file: sk-SECRET}
-        downloads: {token_file: hf_SECRET}
         """,
     )
     assert check(path, json=False) == 78
@@ -331,7 +325,6 @@ def test_key_in_place_of_its_file_is_not_shown(home: Path, capfd: pytest.Capture
     said = capfd.readouterr().err
     assert "SECRET" not in said
     assert f"{path}:2: auth.api_key_file: The API key file of auth.api_key_file cannot be read: " in said
-    assert f"{path}:3: downloads.token_file: the file (not shown: it may be a secret) cannot be read" in said
 
 
 def test_values_of_variables_are_not_shown(
@@ -545,7 +538,7 @@ def test_commented_lines_of_the_starter_are_valid() -> None:
 
 def test_schema_prints_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
     assert schema() == 0
-    assert json.loads(capfd.readouterr().out) == json_schema()
+    assert json.loads(capfd.readouterr().out) == json_schema(config_keys())
 
 
 def test_other_commands_do_not_import_yaml() -> None:

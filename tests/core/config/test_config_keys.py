@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from llamasup.core.config import load
-from llamasup.core.config.config_keys import Config
+from llamasup.core.config.config_keys import Config, RuntimeChoice
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.models.rules import ModelRule
 from llamasup.core.settings.model import ModelSettings
-from llamasup.core.settings.sections import RuntimeChoice
 from llamasup.core.settings.units import Size, duration_text, read_duration, read_size
 from llamasup.errors import ConfigInvalid
+from llamasup.features.downloads.settings import DOWNLOADS
 from tests.core.config.reading import config_of
+from tests.kit.configs import load
 
 
 def test_example_of_the_contract_is_read(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_other_sections_are_read() -> None:
     assert config.http.remote_media == ("cdn.example.net", "10.0.0.5:8000")
     assert config.http.access_log == Path("-")
     assert (config.http.request_timeout_s, config.http.slow_request_s) == (None, 30.0)
-    assert config.downloads.endpoint == "https://hub.example.net"
-    assert config.downloads.token_file == Path("/etc/llamasup/t")
+    assert config.of(DOWNLOADS).endpoint == "https://hub.example.net"
+    assert config.of(DOWNLOADS).token_file == Path("/etc/llamasup/t")
     assert config.slots.disk == Size(bytes=2 << 30)
     assert config.watch
 
@@ -380,3 +380,8 @@ def test_keep_slots_of_a_model_overrides_slots_keep() -> None:
     assert shy.options.keep_slots is False
     alone = config_of("models_dir: m\ndefaults: {keep_slots: false}\nslots: {keep: true}\n")
     assert alone.default_options.keep_slots is False
+
+
+def test_value_of_a_key_is_found_by_its_name() -> None:
+    config = Config(max_loaded=2, features={"usage": "counted"})
+    assert [config.value(name) for name in ("max_loaded", "usage", "unknown")] == [2, "counted", None]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config import load
-from llamasup.core.config.reading import read
 from llamasup.service.config_check import environment_issues
+from tests.kit.configs import load, read
 from tests.kit.paths import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
-from llamasup.core.config.config_keys import Config
-from llamasup.core.config.json_schema import json_schema, rows_of
-from llamasup.core.settings.declaration import settings_of
+from llamasup.core.config.config_keys import json_schema, keys_of
+from llamasup.core.settings.declaration import Setting, settings_of
 from llamasup.core.settings.kinds import Many, Named, Section
 from llamasup.core.settings.model import ModelEntry
+from llamasup.features import config_keys
 from tests.core.config.reading import issues_of
 from tests.kit.paths import ROOT
 
@@ -22,12 +23,12 @@ EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def errors_of(text: str) -> list[Any]:
-    validator = jsonschema.Draft202012Validator(json_schema())
+    validator = jsonschema.Draft202012Validator(json_schema(config_keys()))
     return list(validator.iter_errors(yaml.safe_load(text)))
 
 
 def test_schema_is_valid_draft_2020_12() -> None:
-    schema = json.loads(json.dumps(json_schema(), allow_nan=False))
+    schema = json.loads(json.dumps(json_schema(config_keys()), allow_nan=False))
 
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -96,29 +97,19 @@ def test_schema_accepts_what_the_reader_accepts(text: str) -> None:
 
 
 def test_every_key_has_a_description() -> None:
-    def descriptions(struct: Any) -> list[str]:
+    def descriptions(keys: Mapping[str, tuple[str, Setting]]) -> list[str]:
         found = []
-        for _, key in settings_of(struct).values():
+        for _, key in keys.values():
             found.append(key.about)
             match key.kind:
-                case Section(keys) | Named(Section(keys)):
-                    found += descriptions(keys)
+                case Section(group) | Named(Section(group)):
+                    found += descriptions(settings_of(group))
         return found
 
-    assert all(text.endswith(".") for text in descriptions(Config))
-    schema = json.dumps(json_schema())
-    assert all(text in schema for text in descriptions(Config))
-
-
-def test_rows_describe_values_and_defaults() -> None:
-    rows = {row.key: row for row in (*rows_of(Config), *rows_of(ModelEntry))}
-
-    assert (rows["swap_after"].takes, rows["swap_after"].default) == (
-        "a time such as 90s, 10m or 1h30m",
-        "5s",
-    )
-    assert rows["watch"].default == "false"
-    assert all(row.default for row in rows.values() if row.takes != "keys, see below")
+    texts = descriptions(keys_of(config_keys()))
+    assert all(text.endswith(".") for text in texts)
+    schema = json.dumps(json_schema(config_keys()))
+    assert all(text in schema for text in texts)
 
 
 def test_extra_needs_a_list() -> None:

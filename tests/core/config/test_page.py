@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.core.config.reading import read
 from llamasup.service.config_check import environment_issues
 from tests.core.config.reading import config_of
 from tests.core.config.test_json_schema import errors_of
+from tests.kit.configs import read
 from tests.kit.paths import ROOT
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config import sources
-from llamasup.core.config.sources import find_config, own_config
+from llamasup.core.config import reading
+from llamasup.core.config.reading import find_config, own_config
 from llamasup.core.system.native import native
 from llamasup.errors import ConfigInvalid
 
@@ -17,7 +17,7 @@ from llamasup.errors import ConfigInvalid
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "etc" / "config.yaml"
     path.parent.mkdir()
-    monkeypatch.setattr(sources, "system_config", lambda: path)
+    monkeypatch.setattr(reading, "system_config", lambda: path)
     return path
 
 

@@ -15,7 +15,7 @@ import httpx
 from msgspec.structs import replace
 
 from llamasup.core.control.app import ControlServer
-from llamasup.core.control.interface import ConfigAccess, Fetch, MakeConsole
+from llamasup.core.control.interface import ConfigAccess, Fetch, MakeConsole, UsageReport
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.heads import HttpError
 from llamasup.core.hub.remote_file import Listener, Progress
@@ -28,8 +28,7 @@ from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.core.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.core.supervision.states import State
 from llamasup.errors import LlamasupError, ModelUnknown
-from llamasup.features.usage.ledger import Group, Sums
-from llamasup.features.usage.report import read_by, report
+from llamasup.features import attached
 from tests.core.proxy.live.samples import REQUEST
 from tests.kit.patience import PATIENCE_S
 
@@ -89,7 +88,7 @@ class FakeControlTarget:
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
-        self.usage_problem: str | None = None
+        self.usage: UsageReport | None = None
         self.connections: list[FakeConnection] = []
         self.names = {"tiny": ("small",), "org/repo:q8_0": ()}
 
@@ -166,12 +165,9 @@ class FakeControlTarget:
         self._find(model)
         return self.log
 
-    async def usage(self, by: str, since: str | None) -> Mapping[str, Any]:
-        """A row for each model, and an error for an unknown group."""
-        self.requests.append(("usage", f"{by} {since}"))
-        groups = read_by(by)
-        rows = [(Group("2026-03-01", name, "phone"), Sums(2, 1, 20, 8, 10)) for name in self.names]
-        return report(rows, groups, None, file="/state/usage.sqlite", problem=self.usage_problem)
+    def routes(self) -> Sequence[Any]:
+        """The paths of features."""
+        return [route for make in attached("routes") for route in make(self, self)]
 
     async def memory(self) -> Mapping[str, Any]:
         return {"devices": [{"name": "ram"}]}
@@ -245,8 +241,8 @@ async def served(
             requests,
             fake.last_hour,
             make_console,
-            usage=fake.usage,
             own_log=fake.own_log,
+            more_routes=fake.routes,
         )
         server.start(tasks)
         try:

@@ -16,7 +16,6 @@ import pytest
 from llamasup.core.control import routes
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.errors import (
-    BuildRefused,
     ConfigInvalid,
     Conflict,
     ControlFailed,
@@ -42,11 +41,13 @@ def run(folder: Path, visit: Callable[[FakeControlTarget, AsyncControlClient], A
     asyncio.run(both())
 
 
-def raw(folder: Path, *requests: tuple[str, str]) -> list[httpx.Response]:
+def raw(
+    folder: Path, *requests: tuple[str, str], fake: FakeControlTarget | None = None
+) -> list[httpx.Response]:
     """Requests as any HTTP client sends them."""
 
     async def all_of_them() -> list[httpx.Response]:
-        async with served(FakeControlTarget(), folder) as (_, path):
+        async with served(fake or FakeControlTarget(), folder) as (_, path):
             transport = httpx.AsyncHTTPTransport(uds=path)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 return [await http.request(method, target) for method, target in requests]
@@ -74,11 +75,15 @@ def test_each_request_is_carried_out_once_and_answered(tmp_path: Path) -> None:
     run(tmp_path, visit)
 
 
-def client_of(folder: Path, visit: Callable[[FakeControlTarget, ControlClient], None]) -> None:
+def client_of(
+    folder: Path,
+    visit: Callable[[FakeControlTarget, ControlClient], None],
+    make: Callable[[], FakeControlTarget] = FakeControlTarget,
+) -> None:
     """``visit`` with the client of the commands, in a thread."""
+    fake = make()
 
     async def both() -> None:
-        fake = FakeControlTarget()
         async with served(fake, folder) as (_, path):
             with ControlClient(ControlAddress(socket=path)) as client:
                 await asyncio.to_thread(visit, fake, client)
@@ -201,49 +206,6 @@ def test_reload_continues_when_its_client_disconnects(tmp_path: Path) -> None:
         await client.status()  # what was sent before has been seen
         fake.gate.set()
         assert fake.requests == [("reload", "")]
-
-    run(tmp_path, visit)
-
-
-@pytest.mark.check("X4", "403 for every key: it starts a program of the machine")
-def test_no_path_reaches_an_upgrade_through_the_proxy(tmp_path: Path) -> None:
-    """Each byte, encoded, before and after the path and its last part."""
-    path = "/llamasup/v1/upgrade"
-    encoded = [f"%{byte:02x}" for byte in range(256)]
-    spellings = [path, f"{path}?x=1", "/llamasup/v1/%75pgrade", f"{path}/", f"/{path}", f"//llamasup{path}"]
-    spellings += [
-        text for byte in encoded for text in (path + byte, f"/llamasup/v1/{byte}upgrade", byte + path)
-    ]
-
-    async def visit() -> None:
-        async with served(fake := FakeControlTarget(), tmp_path) as (_, socket_path):
-            transport = httpx.AsyncHTTPTransport(uds=socket_path)
-            forwarded = {"X-Llamasup-Through-Proxy": "1"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                for method in ("POST", "PUT"):
-                    for spelling in spellings:
-                        body = {"runtime": "/bin/true"}
-                        answer = await http.request(method, spelling, json=body, headers=forwarded)
-                        assert answer.status_code in {403, 404, 405}, (spelling, answer.text)
-                assert (await http.post(path, json=body, headers=forwarded)).json()["error"][
-                    "cause"
-                ] == "control_closed"
-                assert fake.requests == []
-                assert (await http.post(f"{path}%0a", json=body)).status_code == 404
-                assert (await http.post(path, json=body)).status_code == 200
-            assert fake.requests == [("upgrade", "/bin/true")]
-
-    asyncio.run(visit())
-
-
-def test_upgrade_is_answered_at_its_end(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
-        assert (await client.upgrade())["state"] == "none"
-        assert (await client.upgrade("/new/llama-server"))["state"] == "watching"
-        fake.error = BuildRefused("It is slow.", remedy="Use another build.")
-        with pytest.raises(BuildRefused, match="It is slow"):
-            await client.upgrade("/new/llama-server")
-        assert fake.requests == [("upgrade", "/new/llama-server")] * 2
 
     run(tmp_path, visit)
 
@@ -473,31 +435,3 @@ def test_a_key_is_sent_and_never_shown() -> None:
     with pytest.raises(NotRunning) as raised, ControlClient(address) as client:
         client.status()
     assert "the-secret" not in str(raised.value)
-
-
-def test_usage_has_a_row_for_each_group(tmp_path: Path) -> None:
-    def visit(fake: FakeControlTarget, client: ControlClient) -> None:
-        assert [row["model"] for row in client.usage()["rows"]] == ["org/repo:q8_0", "tiny"]
-        answer = client.usage("day,key", "2026-03-01")
-        assert (answer["by"], answer["problem"]) == (["day", "key"], None)
-        assert [(row["day"], row["key"], row["requests"]) for row in answer["rows"]] == [
-            ("2026-03-01", "phone", 4)
-        ]
-        with pytest.raises(UsageInvalid, match="'week'"):
-            client.usage("week")
-        asked = [("usage", "model None"), ("usage", "day,key 2026-03-01"), ("usage", "week None")]
-        assert fake.requests == asked
-
-    client_of(tmp_path, visit)
-
-
-def test_usage_is_grouped_by_model_unless_the_query_says_more(tmp_path: Path) -> None:
-    plain, invalid, posted = raw(
-        tmp_path,
-        ("GET", "/llamasup/v1/usage"),
-        ("GET", "/llamasup/v1/usage?by=prompt"),
-        ("POST", "/llamasup/v1/usage"),
-    )
-    assert plain.json()["by"] == ["model"]
-    assert (invalid.status_code, invalid.json()["error"]["cause"]) == (400, "usage")
-    assert posted.status_code == 405

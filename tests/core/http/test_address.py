@@ -21,8 +21,8 @@ from llamasup.core.http.address import (
     is_private,
     parse_worker,
 )
-from llamasup.core.settings.address_kinds import RpcWorker, worker_identity
-from llamasup.core.settings.kinds import InvalidValue
+from llamasup.core.settings.kinds import InvalidValue, RpcWorker
+from llamasup.core.settings.model import worker_identity
 from llamasup.errors import UsageInvalid
 
 

@@ -17,7 +17,7 @@ from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.core.settings.model import NO_REPAIRS
 from tests.core.proxy.rig import PATIENCE_S, Rig, Wire
 from tests.kit.backends import Unlisted
 

@@ -31,7 +31,7 @@ from llamasup.core.proxy.context import Dialect
 from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.core.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.core.queueing.request_queue import MAX_WAITING, RequestQueue
-from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.core.settings.model import NO_REPAIRS
 from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.kit.backends import Unlisted
 from tests.kit.patience import PATIENCE_S as PATIENCE_S

@@ -31,7 +31,7 @@ from llamasup.core.proxy.upstream.connection import Upstream
 from llamasup.core.proxy.upstream.pool import UpstreamPool
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.core.settings.model import NO_REPAIRS
 from llamasup.service.answer_stages import ANSWER_STAGES
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.parsers import record_parser_input

@@ -12,10 +12,10 @@ from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route, Work
 from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.spec import ModelSpec
-from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.features.virtual.rewrite import rewritten
+from llamasup.features.virtual.settings import Candidate, Changes
 from tests.core.http.test_requested_model import form, part
 from tests.core.planning.plans import model
 from tests.core.proxy.conftest import MakeRig

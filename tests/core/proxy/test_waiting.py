@@ -19,7 +19,7 @@ from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.exchange import Exchange
 from llamasup.core.queueing.endpoint import Endpoint, Lease
 from llamasup.core.queueing.request_queue import RequestQueue
-from llamasup.core.settings.repairs import NO_REPAIRS
+from llamasup.core.settings.model import NO_REPAIRS
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import (
     FAILED,

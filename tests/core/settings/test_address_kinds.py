@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.core.http.address import ANY_HOST
-from llamasup.core.settings.address_kinds import MediaHost, ProxyAddress
-from llamasup.core.settings.kinds import InvalidValue
+from llamasup.core.settings.kinds import InvalidValue, MediaHost, ProxyAddress
 
 
 @pytest.mark.parametrize(

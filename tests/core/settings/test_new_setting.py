@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config.config_keys import Config
+from llamasup.core.config.config_keys import Auth, Config, Http, Memory, Slots
 from llamasup.core.settings.declaration import SettingGroup, settings_of
+from llamasup.core.settings.kinds import Section
 from llamasup.core.settings.model import ModelSettings
-from llamasup.core.settings.sections import Auth, Batches, Downloads, Http, Memory, Slots, Usage
+from llamasup.features import config_keys
 from tests.kit.paths import ROOT
 
 # What settings are called where they are read.
 _OF_MODELS = {"settings", "options"}
 # The rooms that declare, read and show settings. What only these read has no effect.
 _ABOUT_SETTINGS = ("settings", "config", "cli", "api")
-_ENTRY = """    warmth: Annotated[
-        int | None,
-        Setting(Integer(0, 9), "How warm it is.", "lukewarm", flag=Flag(help="Warmth of the model.")),
-    ] = None
+_ENTRY = """    warmth: int | None = setting(
+        Integer(0, 9), "How warm it is.", "lukewarm", flag=Flag(help="Warmth of the model.")
+    )
 """
-_BEFORE = "    check_memory: Annotated["
+_BEFORE = "    check_memory: bool | None = setting("
 
 
 def unread(package: Path, fields: set[str], receivers: set[str]) -> set[str]:
@@ -64,17 +64,21 @@ def _reads(source: str) -> frozenset[tuple[str, str]]:
 
 
 def _name(node: ast.expr) -> str:
-    """The last name of ``a.b.c``."""
+    """The last name of ``a.b.c``, and of a call."""
+    if isinstance(node, ast.Call):
+        return _name(node.func)
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _constant(tree: ast.Module, name: str) -> set[str]:
-    values = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and any(_name(target) == name for target in node.targets)
-    )
-    return {text for value in values for text in ast.literal_eval(value)}
+    """The texts in the value of a constant."""
+    texts = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in map(_name, targets):
+                texts |= {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+    return {text for text in texts if isinstance(text, str)}
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +115,12 @@ _READ_BY_CONFIG = {"listen", "keep"}
         (Memory, "memory"),
         (Auth, "auth"),
         (Http, "http"),
-        (Downloads, "downloads"),
         (Slots, "slots"),
-        (Usage, "usage"),
-        (Batches, "batches settings _settings"),
+        *(
+            (key.setting.kind.keys, f"{key.name} of settings _settings")
+            for key in config_keys()
+            if isinstance(key.setting.kind, Section)
+        ),
     ],
 )
 def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receivers: str) -> None:

@@ -157,8 +157,8 @@ def test_workers_of_kuberay_become_ready_without_a_proxy_and_their_number_change
 
 
 def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_server: str) -> None:
-    from llamasup.core.config import load
     from llamasup.fleet.deploy import _models, _needs
+    from tests.kit.configs import load
 
     page = (ROOT / "docs" / "fleet.md").read_text()
     block = page.partition("<!-- run by tests/extended/fleet/test_serve_config.py -->\n```yaml\n")[

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config, Memory
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Memory
 from llamasup.core.settings.units import Size
 from tests.api.in_loop import in_loop
 from tests.kit.models import truncated_decoder

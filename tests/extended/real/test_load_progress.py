@@ -15,13 +15,12 @@ import pytest
 from msgspec.structs import replace
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config, Http
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.control.discovery import discover
 from llamasup.core.control.selection import select_running
 from llamasup.core.planning.measured.stores import load_history, save_history
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Http
 from llamasup.service import options
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process

@@ -12,9 +12,9 @@ import pytest
 from msgspec import structs
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Downloads
+from llamasup.features.downloads.settings import Downloads
 from tests.kit.hub import Fault, Hub, running_hub
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tiny import tiny_decoder
@@ -35,7 +35,7 @@ def config_of(hub: Hub, folder: Path, *, on_demand: bool = False, **models: Mode
     downloads = Downloads(
         on_demand=on_demand, folder=folder, endpoint=hub.url, private_addresses=True, parallel=1
     )
-    return Config(models=models, models_dir=(folder,), downloads=downloads)
+    return Config(models=models, models_dir=(folder,), features={"downloads": downloads})
 
 
 def ask(server: llamasup.Server, model: str) -> tuple[int, str]:

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config, Memory
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Memory
 from llamasup.core.settings.units import Size
 from tests.e2e.driver import Llamasup, run_to_end, wrapped
 from tests.e2e.driver import llamasup as running

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.settings.model import ModelEntry
 from tests.kit.gguf_writer import write_gguf
 from tests.kit.tiny import tiny_keys, tiny_tensors

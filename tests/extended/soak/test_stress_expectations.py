@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.config import load
 from llamasup.errors import ConfigInvalid
 from tests.extended.soak.soak_wire import Answer
 from tests.extended.soak.stress_config import BROKEN, StressConfig, edited
 from tests.extended.soak.stress_expectations import Expectations, Request, Verdict
 from tests.extended.soak.stress_models import PROMPTS, Answers, Version
+from tests.kit.configs import load
 
 OLD, NEW, OTHER = Version("m0", 0), Version("m0", 1), Version("m1", 0)
 PROMPT = PROMPTS[0]

@@ -19,7 +19,7 @@ from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.features.ollama import answer_format, model_answer
 from llamasup.features.ollama.dialect import OllamaDialect
 from tests.core.planning.plans import model

@@ -13,7 +13,7 @@ from llamasup.core.pool.catalog.v1_models import NodeModel
 from llamasup.core.queueing.endpoint import BUSY, Lease, NodeLink
 from llamasup.core.queueing.request_queue import QueueEntry
 from llamasup.core.queueing.wait_estimate import ServedLoad
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.model import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
 from llamasup.features.peers.groups import ModelGroup, Where, choose_side
 from llamasup.features.peers.nodes import KnownNode, NodeState, Peer

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.settings.sections import PeerEntry
 from llamasup.errors import ConfigInvalid
 from llamasup.features.peers.nodes import Peer
+from llamasup.features.peers.settings import PeerEntry
 from llamasup.features.peers.static import StaticMembership, peers_of
 from tests.kit.async_tests import async_test
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamasup.core.llama_server.schema_check import AskedJson, asked_json
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs, repairs_of
+from llamasup.core.settings.model import NO_REPAIRS, Repairs, repairs_of
 from llamasup.features.repair.answers import Checks, Fault, checks_for, with_another_seed
 
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import KIB
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.features.repair.history import MARK
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import CHAT, Rig, answer, field, post

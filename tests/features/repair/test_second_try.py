@@ -13,18 +13,18 @@ import pytest
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route
 from llamasup.core.llama_server.schema_check import AskedJson
-from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.core.observability.counters import CANCELLED, Metrics
 from llamasup.core.proxy import ProxyConfig, bind
 from llamasup.core.proxy.downstream import Downstream
 from llamasup.core.proxy.request import UNREAD, Request
 from llamasup.core.proxy.settings import Limits
 from llamasup.core.queueing.endpoint import NodeLink, generation_ended
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.features.repair import answers
 from llamasup.features.repair.answers import MAX_HELD, Checks
 from llamasup.features.repair.second_try import SecondTry
 from llamasup.features.virtual.rewrite import rewritten
+from llamasup.features.virtual.settings import Candidate, Changes
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.key_files import keys_of
 from tests.core.proxy.many import ManyModels

@@ -16,6 +16,7 @@ from llamasup.features.usage.command import usage_table
 from llamasup.features.usage.ledger import Group, Sums
 from llamasup.features.usage.store import save, usage_file
 from tests.core.control.fake import FakeControlTarget, served
+from tests.features.usage.records import counting
 
 Captured = pytest.CaptureFixture[str]
 
@@ -129,8 +130,7 @@ def test_chosen_llamasup_is_asked_in_place_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
 ) -> None:
     saved()
-    fake = FakeControlTarget()
-    fake.usage_problem = "The disk is full."
+    fake = counting("The disk is full.")
 
     def act() -> int:
         return usage(pid=7, csv=True)

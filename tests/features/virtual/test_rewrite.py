@@ -10,8 +10,8 @@ import pytest
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.http.routes import Route, route_of
-from llamasup.core.models.virtual import Candidate, Changes
 from llamasup.features.virtual.rewrite import rewritten
+from llamasup.features.virtual.settings import Candidate, Changes
 from tests.core.http.test_requested_model import form, part
 
 CHAT = "/v1/chat/completions"

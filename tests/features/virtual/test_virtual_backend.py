@@ -15,7 +15,7 @@ from llamasup.core.models.access import ResolvedModel
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.proxy.backend import is_virtual
-from llamasup.core.settings.sections import VirtualEntry
+from llamasup.features.virtual.settings import VirtualEntry
 from llamasup.features.virtual.virtual_backend import VirtualBackend
 from tests.core.planning.plans import bert
 from tests.core.pool.catalog.test_catalog import catalog_of, pool_of
@@ -33,7 +33,7 @@ ENTRIES = {
 
 
 def in_front_of(catalog: Catalog, entries: Mapping[str, VirtualEntry]) -> VirtualBackend:
-    return VirtualBackend(catalog, Config(virtual_models=entries))
+    return VirtualBackend(catalog, Config(features={"virtual_models": entries}))
 
 
 def backend_of(entries: Mapping[str, VirtualEntry] = ENTRIES) -> VirtualBackend:
@@ -72,7 +72,7 @@ async def test_without_virtual_models_the_catalog_answers_itself() -> None:
     backend = in_front_of(catalog, {})
     assert backend.resolve == catalog.resolve
     assert entries_of(backend) == entries_of(catalog)
-    backend.apply(Config(virtual_models=ENTRIES))
+    backend.apply(Config(features={"virtual_models": ENTRIES}))
     assert backend.resolve != catalog.resolve
     backend.apply(Config())
     assert backend.resolve == catalog.resolve

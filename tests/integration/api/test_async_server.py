@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Auth, Config, Http, Memory
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Auth, Http, Memory, Usage
 from llamasup.core.settings.units import Size
+from llamasup.features.usage.settings import Usage
 from tests.api.in_loop import in_loop
 from tests.kit.children import NewChildren
 from tests.kit.patience import PATIENCE_S
@@ -118,7 +118,8 @@ async def test_requests_are_listed(fake: str, tiny_model: Path) -> None:
 
 @in_loop
 async def test_usage_can_be_switched_off(fake: str, tiny_model: Path, own_folders: Path) -> None:
-    async with llamasup.serve(tiny_model, runtime=fake, config=Config(usage=Usage(enabled=False))) as server:
+    config = Config(features={"usage": Usage(enabled=False)})
+    async with llamasup.serve(tiny_model, runtime=fake, config=config) as server:
         await server.client.post("/v1/completions", json=TEXT)
         usage = await server.usage()
         assert usage["rows"] == []

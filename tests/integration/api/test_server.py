@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 import llamasup
-from llamasup.core.config import Config
-from llamasup.core.settings.sections import Http
+from llamasup.core.config.config_keys import Config, Http
 from tests.kit.children import NewChildren
 from tests.kit.patience import PATIENCE_S
 

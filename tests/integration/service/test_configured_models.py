@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.config import Config, load
+from llamasup.core.config.config_keys import Config
 from llamasup.core.observability.observer import Observer
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent, Stopped
@@ -25,6 +25,7 @@ from llamasup.service.hosting import Service
 from llamasup.service.serve import ServeOptions
 from tests.core.pool.pools import PATIENCE_S, file_of
 from tests.kit.async_tests import async_test
+from tests.kit.configs import load
 from tests.kit.fake_server import install
 
 

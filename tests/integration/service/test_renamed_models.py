@@ -12,15 +12,15 @@ from msgspec import structs
 from msgspec.structs import replace
 
 import llamasup
-from llamasup.core.config import Config
+from llamasup.core.config.config_keys import Config
 from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.spec import ModelSpec, Stay
 from llamasup.core.pool.catalog.catalog import Catalog
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model_states import ModelState
 from llamasup.core.settings.model import ModelEntry
-from llamasup.core.settings.sections import Downloads
 from llamasup.core.supervision.events import StateChanged
+from llamasup.features.downloads.settings import Downloads
 from tests.core.pool.pools import (
     PATIENCE_S,
     Pooled,
@@ -312,7 +312,7 @@ async def test_load_slower_than_the_watch_is_not_restarted(tmp_path: Path, name:
             on_demand=True, folder=folder, endpoint=hub.url, private_addresses=True, parallel=1
         )
         models = {"tiny": ModelEntry(repo="org/tiny-GGUF", ctx_size=512)} if name == "tiny" else {}
-        config = Config(models=models, models_dir=(folder,), downloads=downloads)
+        config = Config(models=models, models_dir=(folder,), features={"downloads": downloads})
         async with llamasup.serve(config=config, runtime=str(runtime)) as service:
             body = {"model": name, "prompt": "a", "max_tokens": 2}
             request = asyncio.ensure_future(service.client.post("/v1/completions", json=body))  # noqa: TID251

@@ -33,7 +33,7 @@ from llamasup.core.llama_server.slots.policy import (
     list_name,
     sets_to_remove,
 )
-from llamasup.core.settings.sections import SLOTS_BYTES
+from llamasup.core.settings.model import SLOTS_BYTES
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.core.system.storage.folders import atomic_write, cache_folder, open_private, private_folder

@@ -16,7 +16,7 @@ from llamasup.core.http.heads import HttpError
 from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease, Serving, permits_of
 from llamasup.core.queueing.request_queue import Preference, QueueEntry, RequestQueue
 from llamasup.core.queueing.wait_estimate import ServedLoad, retry_after_s
-from llamasup.core.settings.repairs import Repairs
+from llamasup.core.settings.model import Repairs
 from llamasup.core.supervision.not_serving import NOT_RUNNING
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import Policy

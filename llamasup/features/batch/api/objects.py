@@ -9,11 +9,11 @@ from typing import Any, Final
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
-from llamasup.core.settings.sections import Batches
 from llamasup.core.system.text import memory_text
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.features.batch.api.form import UploadForm
 from llamasup.features.batch.lines import URLS
+from llamasup.features.batch.settings import Batches
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 DAY_S: Final = 86_400

@@ -12,9 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from llamasup.core.control.json_body import read_body
+from llamasup.core.control.json_body import json_answer, read_body
 from llamasup.core.control.private_socket import client_of
-from llamasup.core.system.text import json_text
 from llamasup.errors import UsageInvalid
 from llamasup.features.batch.api.objects import NewBatch, StoredBatch, batch_object, file_object, page
 from llamasup.features.batch.api.service import BatchService
@@ -30,7 +29,7 @@ def routes_of(service: BatchService) -> Sequence[Route]:
             file = await service.upload(_owner(request), content_type, request.stream())
         except ClientDisconnect:
             return Response(status_code=499)
-        return _json(file_object(file))
+        return json_answer(file_object(file))
 
     async def files(request: Request) -> Response:
         limit = _limit(request, "files")
@@ -45,7 +44,7 @@ def routes_of(service: BatchService) -> Sequence[Route]:
         return _page([file_object(file) for file in found], limit)
 
     async def file(request: Request) -> Response:
-        return _json(file_object(await service.file(_owner(request), request.path_params["id"])))
+        return json_answer(file_object(await service.file(_owner(request), request.path_params["id"])))
 
     async def content(request: Request) -> Response:
         path = await service.content_path(_owner(request), request.path_params["id"])
@@ -54,11 +53,11 @@ def routes_of(service: BatchService) -> Sequence[Route]:
     async def delete(request: Request) -> Response:
         id_ = request.path_params["id"]
         await service.delete(_owner(request), id_)
-        return _json({"id": id_, "object": "file", "deleted": True})
+        return json_answer({"id": id_, "object": "file", "deleted": True})
 
     async def create(request: Request) -> Response:
         asked = await read_body(request, NewBatch)
-        return _json(batch_object(await service.create(_owner(request), asked)))
+        return json_answer(batch_object(await service.create(_owner(request), asked)))
 
     async def batches(request: Request) -> Response:
         limit = _limit(request, "batches")
@@ -67,17 +66,17 @@ def routes_of(service: BatchService) -> Sequence[Route]:
         return _page([batch_object(batch) for batch in found], limit)
 
     async def batch(request: Request) -> Response:
-        return _json(batch_object(await service.batch(_owner(request), request.path_params["id"])))
+        return json_answer(batch_object(await service.batch(_owner(request), request.path_params["id"])))
 
     async def cancel(request: Request) -> Response:
-        return _json(batch_object(await service.cancel(_owner(request), request.path_params["id"])))
+        return json_answer(batch_object(await service.cancel(_owner(request), request.path_params["id"])))
 
     async def batches_of_all(request: Request) -> Response:
         found = await service.batches_of_all(_limit(request, "batches", default=_MAX_PAGE["batches"]))
-        return _json({"batches": [_for_operators(batch) for batch in found]})
+        return json_answer({"batches": [_for_operators(batch) for batch in found]})
 
     async def cancel_of_any(request: Request) -> Response:
-        return _json(_for_operators(await service.cancel(None, request.path_params["id"])))
+        return json_answer(_for_operators(await service.cancel(None, request.path_params["id"])))
 
     table: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
         ("POST", "/v1/files", upload),
@@ -122,8 +121,4 @@ def _limit(request: Request, of: str, *, default: int | None = None) -> int:
 
 def _page(objects: Sequence[Mapping[str, Any]], limit: int) -> Response:
     """Answer with a page. ``objects`` has one more than the page if there are more."""
-    return _json(page(objects[:limit], has_more=len(objects) > limit))
-
-
-def _json(shown: Any) -> Response:
-    return Response(json_text(shown), 200, _FRESH, media_type="application/json")
+    return json_answer(page(objects[:limit], has_more=len(objects) > limit))

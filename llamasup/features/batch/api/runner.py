@@ -24,7 +24,6 @@ from llamasup.core.auth.api_key import ApiKey, digest_of
 from llamasup.core.auth.key_source import PROCESS_SALT
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import Address, UnixAddress
-from llamasup.core.settings.sections import Batches
 from llamasup.errors import LlamasupError, NotAllowed, UsageInvalid
 from llamasup.features.batch.api.objects import (
     DAY_S,
@@ -43,6 +42,7 @@ from llamasup.features.batch.index import BatchInvalid, Counts, Index, in_thread
 from llamasup.features.batch.job import Job, Prepared, prepare
 from llamasup.features.batch.output import divide
 from llamasup.features.batch.schedule import Window, read_window
+from llamasup.features.batch.settings import Batches
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import Address
-from llamasup.core.settings.sections import Batches
 from llamasup.errors import Conflict, LlamasupError, Stopping
 from llamasup.features.batch.api.objects import (
     ENDED,
@@ -31,6 +30,7 @@ from llamasup.features.batch.api.objects import (
 from llamasup.features.batch.api.runner import BatchRunner, epoch_s
 from llamasup.features.batch.api.store import Store, new_batch_id, receive_file
 from llamasup.features.batch.index import in_thread
+from llamasup.features.batch.settings import Batches
 
 _log = logging.getLogger(__name__)
 

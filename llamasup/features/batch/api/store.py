@@ -19,7 +19,6 @@ from typing import Final
 
 import msgspec
 
-from llamasup.core.settings.sections import Batches
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.database import (
     Database,
@@ -40,6 +39,7 @@ from llamasup.features.batch.api.objects import (
     uploaded_file,
 )
 from llamasup.features.batch.index import in_thread
+from llamasup.features.batch.settings import Batches
 
 VERSION: Final = 1
 _CREATE: Final = """

@@ -23,7 +23,7 @@ from llamasup.core.llama_server.rpc.relay import (
     server_context,
 )
 from llamasup.core.llama_server.rpc.workers import TunnelFiles
-from llamasup.core.settings.address_kinds import RpcWorker
+from llamasup.core.settings.kinds import RpcWorker
 from llamasup.core.system.process.platform import loop_factory
 from llamasup.errors import ConfigInvalid
 from tests.kit.certificates import make_certificate

@@ -18,7 +18,7 @@ from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.queueing.endpoint import BUSY, Endpoint, Lease
 from llamasup.core.queueing.request_queue import QueueEntry
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.model import NO_REPAIRS, Repairs
 from llamasup.core.supervision.events import Bus
 from llamasup.core.supervision.not_serving import NOT_RUNNING, STOPPING
 from llamasup.core.supervision.plan_protocol import PlanMaker
@@ -570,7 +570,7 @@ async def test_full_model_counts_requests_of_all_replicas() -> None:
 IMPORTED = """
 import sys
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
-from llamasup.core.settings.repairs import NO_REPAIRS, Repairs
+from llamasup.core.settings.model import NO_REPAIRS, Repairs
 from llamasup.core.supervision.states import Policy
 json = Policy(repairs=Repairs(json=True))
 """

@@ -30,7 +30,6 @@ from llamasup.core.auth.key_source import KeyFile
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.errors import error_object
-from llamasup.core.settings.sections import Batches
 from llamasup.core.settings.units import Size
 from llamasup.errors import DiskFull, LlamasupError
 from llamasup.features.batch.api.form import UploadForm
@@ -42,6 +41,7 @@ from llamasup.features.batch.client import Answer, BatchClient
 from llamasup.features.batch.index import Index
 from llamasup.features.batch.job import Prepared
 from llamasup.features.batch.schedule import Refusal
+from llamasup.features.batch.settings import Batches
 from tests.kit.async_tests import async_test
 from tests.kit.patience import PATIENCE_S
 

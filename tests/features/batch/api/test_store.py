@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.settings.sections import Batches
 from llamasup.core.settings.units import Size
 from llamasup.errors import Conflict, FolderUnusable
 from llamasup.features.batch.api.objects import StorageLimit, StoredBatch, StoredFile, ended
 from llamasup.features.batch.api.store import DATABASE, Store, new_batch_id, new_file_id
+from llamasup.features.batch.settings import Batches
 
 ANNA, BEN = "key:anna", "key:ben"
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.models.virtual import (
+from llamasup.errors import ConfigInvalid
+from llamasup.features.virtual.settings import (
     MAX_CANDIDATES,
     MAX_CHAIN,
     Candidate,
     Changes,
+    VirtualEntry,
     candidates_of,
     check_virtual,
     virtual_mistakes,
 )
-from llamasup.core.settings.sections import VirtualEntry
-from llamasup.errors import ConfigInvalid
 
 
 def test_name_without_changes_only_stands_for_its_model() -> None:

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from llamasup.core.config.nodes import plain_value
 from llamasup.core.settings.kinds import InvalidValue
-from llamasup.core.settings.parameters import ParameterName, check_parameter, plain_value
+from llamasup.features.virtual.parameters import ParameterName, check_parameter
 
 
 @pytest.mark.parametrize("name", ["temperature", "speculative.n_max", "brand_new_option", "lora"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from llamasup.fleet.settings import FLEET, is_front, without_models
 from tests.core.config.reading import config_of, issue_of
 
 MODELS = "models: {m: {repo: org/m}}\n"
@@ -55,8 +56,8 @@ def test_what_counts_on_the_nodes_may_not_exist_on_a_front() -> None:
         + here
         % ", ctx_size: 4096"
     )
-    front = config_of(MODELS + here % "").without_models()
-    assert replace(config.without_models(), lines={}) == replace(front, lines={})
+    front = without_models(config_of(MODELS + here % ""))
+    assert replace(without_models(config), lines={}) == replace(front, lines={})
 
 
 def test_keys_that_fit_are_accepted() -> None:
@@ -65,10 +66,10 @@ def test_keys_that_fit_are_accepted() -> None:
         "fleet: {directory: 'https://fleet.example.net/a', listen: '[::1]:8000', min_replicas: 1,\n"
         "  models: {m: {max_replicas: 2}, n: {cpus: 1}}}"
     )
-    assert config.is_front
-    assert config.without_models().models == {}
-    assert config.without_models().fleet != config.fleet, "how the fleet scales is not the front's affair"
-    assert not config_of(MODELS + "fleet: {}").is_front
+    assert is_front(config)
+    assert without_models(config).models == {}
+    assert without_models(config).of(FLEET) != config.of(FLEET)
+    assert not is_front(config_of(MODELS + "fleet: {}"))
     plain = config_of(MODELS)
-    assert not plain.is_front
-    assert plain.without_models().fleet is None
+    assert not is_front(plain)
+    assert without_models(plain).of(FLEET) is None

@@ -7,8 +7,9 @@ from textwrap import dedent
 import jsonschema
 import pytest
 
-from llamasup.core.config.json_schema import json_schema
-from llamasup.core.settings.sections import VirtualEntry
+from llamasup.core.config.config_keys import json_schema
+from llamasup.features import config_keys
+from llamasup.features.virtual.settings import VIRTUAL_MODELS, VirtualEntry
 from tests.core.config.reading import config_of, issue_of, issues_of
 
 MODELS = "models: {qwen: {path: q.gguf, aliases: [gpt]}, phi: {path: p.gguf}}\n"
@@ -31,7 +32,7 @@ virtual_models:
 """,
         STOP="END",
     )
-    assert config.virtual_models == {
+    assert config.of(VIRTUAL_MODELS) == {
         "qwen:high": VirtualEntry(
             model="qwen",
             set={
@@ -148,11 +149,11 @@ def test_member_without_a_model_of_its_own_is_reported() -> None:
 
 def test_names_may_be_unknown_where_a_folder_has_more_models() -> None:
     text = "models_dir: m\nvirtual_models: {v: {any: [found, other]}}\n"
-    assert config_of(text).virtual_models["v"].any == ("found", "other")
+    assert config_of(text).of(VIRTUAL_MODELS)["v"].any == ("found", "other")
 
 
 def test_schema_accepts_what_the_reader_accepts() -> None:
-    schema = json_schema()
+    schema = json_schema(config_keys())
     entry = {"model": "qwen", "set": {"temperature": 0.2, "chat_template_kwargs": {"a": [1]}}}
     jsonschema.validate({"virtual_models": {"qwen:high": entry}}, schema)
     for invalid in ({"set": {"model": "x"}}, {"set": {"a b": 1}}, {"set": 3}, {"remove": ["n"]}):
@@ -169,4 +170,4 @@ def test_text_of_a_block_is_a_system_prompt() -> None:
               You are terse.
               You never apologize.
         """)
-    assert config_of(MODELS + text).virtual_models["v"].system == "You are terse.\nYou never apologize.\n"
+    assert config_of(MODELS + text).of(VIRTUAL_MODELS)["v"].system == "You are terse.\nYou never apologize.\n"

@@ -7,7 +7,6 @@ that is like no known one is accepted, because another build may know it.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -101,8 +100,6 @@ _OTHERWISE: Final[Mapping[str, str]] = {
     "num_predict": "max_tokens",
 }
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
-_JSON_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_MAX_DIGITS: Final = 18  # of a whole number; not all of 19 fit into 64 bits
 _CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is like none
 
 
@@ -136,25 +133,3 @@ def check_parameter(name: str, value: Any) -> None:
     types = _KINDS[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise InvalidValue(f"expected {_EXPECTED[kind]}")
-
-
-def plain_value(text: str) -> Any:
-    """Read the value of a text without quotes: a number, a switch, null, or else the text itself.
-
-    Raises InvalidValue for a number that is too large.
-    """
-    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
-        return text.lower() == "true"
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    found = _JSON_NUMBER.fullmatch(text)
-    if found is None:
-        return text
-    whole, fraction, exponent = found.groups()
-    if fraction or exponent:
-        number = float(text)
-        if math.isfinite(number):
-            return number
-    elif len(whole.lstrip("-")) <= _MAX_DIGITS:
-        return int(whole)
-    raise InvalidValue("the number is too large; put it in quotes if it is text")
