@@ -5,14 +5,18 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from llamasup import features
 from llamasup.cli.app import COMMANDS
-from llamasup.features import FEATURES, Feature, attached
+from llamasup.core.settings.declaration import ConfigKey
+from llamasup.errors import UsageInvalid
+from llamasup.features import FEATURES, Feature, attached, key_of_option
 
 
 def test_each_folder_of_a_feature_is_in_the_list() -> None:
     folders = [path.parent.name for path in Path(features.__file__).parent.glob("*/__init__.py")]
-    assert [feature.name for feature in FEATURES] == sorted(folders)
+    assert sorted(feature.name for feature in FEATURES) == sorted(folders)
 
 
 def test_modules_of_a_feature_exist() -> None:
@@ -33,4 +37,10 @@ def test_each_seam_has_what_its_entries_name() -> None:
         found = list(attached(seam))
         assert found, seam
         for what in found:
-            assert callable(what)
+            assert callable(what) or isinstance(what, ConfigKey)
+
+
+def test_option_of_a_missing_feature_says_that_it_is_not_here() -> None:
+    assert key_of_option("batches", "--batches").name == "batches"
+    with pytest.raises(UsageInvalid, match="built without the feature of --fly"):
+        key_of_option("fly", "--fly")

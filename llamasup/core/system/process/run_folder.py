@@ -117,17 +117,23 @@ def private_runtime_folder() -> Path:
     raise _nothing_writable("it is not this user's, or not writable")
 
 
-def scratch_folder() -> contextlib.AbstractContextManager[str]:
-    """Yield an empty folder for the time of a ``with`` block, in which a program can be asked for its
-    options. The root folder if no folder is writable.
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """Yield a folder for the time of a ``with`` block, in which a program can be asked for its options. The
+    root folder if no folder is writable.
 
-    The temporary folder of Python is /tmp, which a container with a read-only root may not have.
+    It is a run folder without a control API, so that a sweep removes it if this process is killed. The
+    temporary folder of Python is /tmp, which a container with a read-only root may not have.
     """
     try:
         base = private_runtime_folder()
     except NothingWritable:
-        return contextlib.nullcontext(os.sep)
-    return tempfile.TemporaryDirectory(prefix="llamasup-", dir=base)
+        yield os.sep
+        return
+    with _create(f"{os.getpid()}-", base) as folder:
+        with contextlib.suppress(OSError):  # a full disk
+            (folder.path / NO_CONTROL).touch()
+        yield str(folder.path)
 
 
 def _nothing_writable(reason: str) -> NothingWritable:

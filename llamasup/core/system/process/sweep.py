@@ -127,8 +127,13 @@ def record_ready_file(folder: Path, path: Path) -> None:
 
 
 def sweep(only: Path | None = None) -> tuple[Swept, ...]:
-    """Clean up after stale runs; with ``only`` after that run. Never raises."""
-    swept = [_swept(folder, pid) for folder, pid in run_folders() if only in (None, folder)]
+    """Clean up after stale runs; with ``only`` after the run with this folder. Never raises.
+
+    A process that was killed while it asked a program for its options has another folder.
+    """
+    folders = list(run_folders())
+    of_run = [pid for folder, pid in folders if folder == only]
+    swept = [_swept(folder, pid) for folder, pid in folders if only is None or pid in of_run]
     if only is None:
         _sweep_parts()
     return tuple(filter(None, swept))

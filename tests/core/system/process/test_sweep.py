@@ -19,7 +19,7 @@ import pytest
 from llamasup.core.system.native import native
 from llamasup.core.system.process import run_folder as module
 from llamasup.core.system.process.child import StaleRun
-from llamasup.core.system.process.run_folder import OWNER, run_folder, run_folders
+from llamasup.core.system.process.run_folder import NO_CONTROL, OWNER, run_folder, run_folders, scratch_folder
 from llamasup.core.system.process.sweep import record_ready_file, stale_runs, sweep
 from llamasup.core.system.storage import folders
 from llamasup.core.system.storage.folders import cache_folder, claim, state_folder
@@ -151,10 +151,20 @@ def test_a_sweep_leaves_the_folder_of_another_user(base: Path, dead: int) -> Non
     assert folder.is_dir()
 
 
-def test_the_sweep_of_one_folder_leaves_the_others(base: Path, dead: int) -> None:
-    one, other = (made(base / "llamasup" / f"{dead}-{name}") for name in ("one", "other"))
-    assert [swept.folder for swept in sweep(only=one)] == [one]
+def test_sweep_of_a_run_removes_all_folders_of_its_process_and_no_others(base: Path, dead: int) -> None:
+    """A killed process may have had a folder in which it asked a program for its options."""
+    names = (f"{dead}-one", f"{dead}-asked", f"{dead}0-other")
+    one, asked, other = (made(base / "llamasup" / name) for name in names)
+    assert {swept.folder for swept in sweep(only=one)} == {one, asked}
     assert other.is_dir()
+
+
+@pytest.mark.usefixtures("base")
+def test_folder_in_which_a_program_is_asked_is_of_no_llamasup_and_is_removed() -> None:
+    with scratch_folder() as folder:
+        assert (Path(folder) / NO_CONTROL).exists()
+        assert sweep() == ()
+    assert not Path(folder).exists()
 
 
 def test_folder_being_swept_by_another_process_is_left_alone(base: Path, dead: int) -> None:
