@@ -28,7 +28,7 @@ from llamasup.core.system.own_command import own_command, python_executable
 from llamasup.core.system.process.child import RuntimeKind, child_environment
 from llamasup.core.system.process.run_once import CommandResult, run_commands
 from llamasup.core.system.text import is_path, sentence
-from llamasup.errors import BrokenRuntime, RuntimeMissing
+from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing, TasksExhausted
 
 _EXECUTABLE = f"llama-server{native.executable_suffix}"
 _IMPORT_TIMEOUT_S = 20.0
@@ -232,10 +232,13 @@ def check_file(path: Path, origin: str, program: Program = LLAMA_SERVER) -> None
         )
 
 
-def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) -> BrokenRuntime:
+def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) -> LlamasupError:
     """Return the error if the system refuses to start the program."""
     use_another = program.use_another
     reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.EAGAIN:
+        message = f"{path} cannot be started: the limit of processes and threads is reached."
+        return TasksExhausted(message, remedy=RAISE_LIMIT)
     if error.errno == errno.ENOEXEC:
         return BrokenRuntime(
             f"{path} cannot be run on this machine ({reason}): {_file_type(path)}.",

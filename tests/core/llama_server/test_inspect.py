@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -14,7 +15,7 @@ import pytest
 from llamasup.core.llama_server import inspect, search
 from llamasup.core.llama_server.inspect import Runtime, find_runtime, library_folder, survey_runtimes
 from llamasup.core.system.own_command import own_command
-from llamasup.errors import BrokenRuntime, RuntimeMissing
+from llamasup.errors import BrokenRuntime, RuntimeMissing, TasksExhausted
 from tests.kit.paths import FIXTURES
 from tests.kit.patience import PATIENCE_S
 
@@ -281,6 +282,16 @@ def test_file_that_cannot_run_is_an_error(tmp_path: Path, content: bytes, messag
     server.write_bytes(content)
     server.chmod(0o755)
     assert message in refusal(server, tmp_path).message
+
+
+def test_limit_of_processes_at_the_start_of_a_program_is_named() -> None:
+    error = search.cannot_start(
+        Path("/opt/llama-server"), OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    )
+    assert isinstance(error, TasksExhausted)
+    assert (
+        error.message == "/opt/llama-server cannot be started: the limit of processes and threads is reached."
+    )
 
 
 @pytest.mark.parametrize(
