@@ -139,8 +139,9 @@ def _drop_stdout() -> None:
 
 
 # The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that
-# and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
-_LOOP_BEGINS_S = 0.05
+# and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). A machine whose cores are
+# all busy starts the thread later: 50 ms were once too short.
+_LOOP_BEGINS_S = 0.25
 
 # The server's text if llama.cpp's log has the reason.
 _LOGGED = "Failed to init server"
