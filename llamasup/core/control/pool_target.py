@@ -110,7 +110,8 @@ class PoolTarget:
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Return the gauges of models that were loaded at least once: a thousand others would be noise."""
-        return [gauges for info in self._infos() for gauges in gauges_of(info)]
+        loaded = (managed for managed in self._models.managed_models() if managed.runners)
+        return [gauges for managed in loaded for gauges in gauges_of(info_of(managed))]
 
     def node_gauges(self) -> NodeGauges | None:
         return None if self.nodes is None else self.nodes.gauges()

@@ -1,7 +1,7 @@
 """The stages of an answer: what stands between llama-server and the client where bytes do not just pass.
 
 ``response.py`` composes the stages of a request once. A plain request has none. Features add stages
-(``AnswerStages`` in ``interfaces.py``), and the exchange knows only ``Stage``.
+(``AnswerStages`` in ``context.py``), and the exchange knows only ``Stage``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The declarations of all settings, each with its kind, its description and its default.
 
-No file is read here. Begin at ``model.py`` and ``sections.py``.
+No file is read here. Begin at ``model.py``.
 """

@@ -9,6 +9,7 @@ All methods block. One thread at a time may call them, with ``in_thread``.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -140,7 +141,8 @@ class Index(Database):
         with self._mapped_errors():
             mode = "ro" if readonly else "rw"
             if not readonly:
-                create_private(path)
+                if not create_private(path):
+                    os.close(os.open(path, os.O_RDWR))  # the system's reason, where SQLite has none
             elif not path.with_name(f"{path.name}-wal").exists():
                 mode += "&immutable=1"  # no process writes it: SQLite need not make files, on a full disk
             self._db = open_database(path, mode)

@@ -1,3 +1,3 @@
 """``llamasup doctor`` and ``llamasup inspect``: collect facts about the machine, the runtime and a model,
-and judge them. They change nothing. Begin with ``report``; ``inspection`` describes one model file.
+and judge them. They change nothing. Begin with ``command``; ``inspection`` describes one model file.
 """

@@ -158,7 +158,7 @@ def _version_of(connection: sqlite3.Connection, path: Path) -> int:
     from llamasup.core.system.storage.database import version_of
 
     newer = partial(UsageFileUnusable, remedy="Upgrade llamasup, or move the file away.")
-    return version_of(connection, VERSION, f"The usage file {str(path)!r}", newer)
+    return version_of(connection, VERSION, f"The usage file {str(path)!r}", newer, of=" of its tables")
 
 
 @contextmanager

@@ -346,6 +346,8 @@ def test_index_in_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> No
     [
         (lambda path: path.write_bytes(b"no database " * 1000), "not a database", "remove it"),
         (newer, "newer llamasup", "Upgrade"),
+        (Path.mkdir, "Is a directory", "another output"),
+        (lambda path: path.symlink_to("nowhere"), "No such file", "another output"),
     ],
 )
 def test_index_that_cannot_be_used_is_an_error_with_a_remedy(

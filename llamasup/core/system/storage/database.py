@@ -74,12 +74,17 @@ def open_database(path: Path, mode: str = "rw", *, busy_s: float = _BUSY_S) -> s
 
 
 def version_of(
-    connection: sqlite3.Connection, known: int, what: str, newer: Callable[[str], LlamasupError]
+    connection: sqlite3.Connection,
+    known: int,
+    what: str,
+    newer: Callable[[str], LlamasupError],
+    *,
+    of: str = "",
 ) -> int:
     """Return the version of the tables, 0 for a new file. Raises ``newer`` if it is above ``known``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > known:
-        raise newer(f"{what} is from a newer llamasup (version {version}; this one knows {known}).")
+        raise newer(f"{what} is from a newer llamasup (version {version}{of}; this one knows {known}).")
     return int(version)
 
 

@@ -79,7 +79,8 @@ class Store(Database):
         path = folder / DATABASE
         with self._mapped_errors():
             # Before all else: a folder that has it belongs to llamasup.
-            create_private(path)
+            if not create_private(path):
+                os.close(os.open(path, os.O_RDWR))  # the system's reason, where SQLite has none
             try:
                 self._lock = claim_file(folder / "lock")
             except Claimed:

@@ -252,7 +252,7 @@ def newer(folder: Path) -> None:
 
 
 def in_place_of(folder: Path, make: Callable[[Path], None]) -> None:
-    folder.rename(folder.with_name("used"))
+    folder.rename(folder.with_name(f"{folder.name}-used"))
     make(folder)
 
 
@@ -261,11 +261,12 @@ def in_place_of(folder: Path, make: Callable[[Path], None]) -> None:
     [
         (newer, "newer"),
         (lambda folder: (folder / DATABASE).write_bytes(b"no database" * 1000), "cannot be used"),
+        (lambda folder: in_place_of(folder / DATABASE, Path.mkdir), "Is a directory"),
         (lambda folder: folder.chmod(0o770), "0770"),
         (lambda folder: in_place_of(folder, Path.touch), "folder"),
         (lambda folder: in_place_of(folder, lambda path: path.symlink_to("nowhere")), "folder"),
     ],
-    ids=["newer", "damaged", "others can write", "a file", "a link"],
+    ids=["newer", "damaged", "no file", "others can write", "a file", "a link"],
 )
 def test_folder_that_cannot_be_used_is_refused(
     folder: Path, spoil: Callable[[Path], object], why: str
