@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from llamasup.cli.app import app
+from llamasup.cli.app import COMMANDS, app
 from llamasup.cli.foreground import OutputOptions
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Option, takes_groups
@@ -149,7 +149,11 @@ def test_every_setting_of_a_model_has_an_option() -> None:
     assert {*Settings.__struct_fields__} - options == of_many_models | found_next_to_models
 
 
-@pytest.mark.parametrize("command", [["run"], ["service", "print"], ["service", "install"], ["wrap"]])
+_HERE = {entry.name for section in COMMANDS.values() for entry in section}
+_OF_A_SERVICE = (["run"], ["service", "print"], ["service", "install"], ["wrap"])
+
+
+@pytest.mark.parametrize("command", [words for words in _OF_A_SERVICE if words[0] in _HERE])
 def test_every_command_of_a_service_has_the_serving_options(command: list[str]) -> None:
     shown = CliRunner().invoke(app, [*command, "--help"], obj=0.0).output
     for option in o.SERVING.options:

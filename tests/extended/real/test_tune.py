@@ -366,7 +366,7 @@ def test_an_answer_that_is_not_understood_is_named(
     class Other(msgspec.Struct):
         words: list[int]
 
-    monkeypatch.setattr(trial, "_Tokens", Other)  # so the real answer lacks what is expected
+    monkeypatch.setattr(trial, "Tokens", Other)  # so the real answer lacks what is expected
     with pytest.raises(TuningFailed, match="/tokenize gave an answer that is not understood"):
         measure(runtime, [SAME])
 
