@@ -146,7 +146,7 @@ def test_help_shows_whole_first_help_line_of_each_command(width: int) -> None:
             assert re.search(rf"^  {lazy.name} +{re.escape(lazy.summary)}$", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("group", ["service", "key", "config"])
+@pytest.mark.parametrize("group", sorted({"service", "key", "config"} & {*NAMES}))
 def test_help_of_a_group_shows_whole_summaries(group: str) -> None:
     shown = CliRunner().invoke(app, [group, "--help"], obj=0.0, terminal_width=78).output
     assert "Commands:" in shown
