@@ -77,7 +77,7 @@ class ServiceSpec(Struct, frozen=True):
     listen_ollama: Callable[[], ListenerSet] | None = None
     """Opens the listener for Ollama's API, if there is one."""
     launch: Launch | GivenProgram | None = None
-    """What the process of the only model runs; None: there are many models."""
+    """The launch of the only model; None for many models."""
 
 
 class ServiceOptions(PolicyOptions, frozen=True, kw_only=True):

@@ -247,7 +247,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         return value
 
     def value(self, name: str) -> object:
-        """Return the value of a key or a field; None if there is no such key."""
+        """Return the value of a key or a field; None for an unknown key."""
         return self.features[name] if name in self.features else getattr(self, name, None)
 
     def having(self, key: ConfigKey[T], value: T) -> Config:

@@ -38,7 +38,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 
 
 def json_answer(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer in JSON, which nobody may cache: the state may change at any time."""
+    """Return a JSON response that forbids caching, because the state may change at any time."""
     fresh = {"cache-control": "no-store", **(headers or {})}
     return Response(json_text(shown), status, fresh, media_type="application/json")
 

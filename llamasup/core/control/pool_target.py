@@ -35,7 +35,6 @@ from llamasup.core.pool.catalog.status import gauges_of, held_bytes_of, model_st
 from llamasup.core.pool.driver import is_ready_or_settled
 from llamasup.core.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.core.pool.model import ManagedModel
-from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.pool.model_states import ModelState, is_proof_under_way
 from llamasup.core.pool.pool import Pool
 from llamasup.core.supervision.events import Bus
@@ -93,17 +92,15 @@ class PoolTarget:
 
     # --- state
 
-    def _infos(self) -> Iterator[ModelInfo]:
-        return map(info_of, self._models.managed_models())
-
     def status(self) -> Mapping[str, Any]:
         now = datetime.now(UTC)
+        infos = map(info_of, self._models.managed_models())
         return {
             "version": __version__,
             "pid": os.getpid(),
             "url": self._address.url,
             "uptime_s": round(monotonic() - self._started_s, 3),
-            "models": [model_status(info, now, _rss_bytes_of) for info in self._infos()],
+            "models": [model_status(info, now, _rss_bytes_of) for info in infos],
             "budget": dict(self._models.pool.options.budget),
             "nodes": [] if self.nodes is None else list(self.nodes.status()),
         }

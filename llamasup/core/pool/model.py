@@ -69,7 +69,7 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
 RETRY_AFTER_MEMORY_S = 10.0
 RETRY_AFTER_FAILURE_S = 300.0
 DEMAND_TTL_S = 60.0
-"""How long after its Retry-After time the pool expects a refused client to come again."""
+"""The pool expects a refused client to retry for this time after its Retry-After."""
 
 
 class PendingDemand(Struct, frozen=True):
@@ -281,7 +281,7 @@ class ManagedModel:
         return "kept"
 
     def record_demand(self, why: HttpError | None, now_s: float) -> None:
-        """A request got the answer ``why``, and may come again."""
+        """Note that a request got the answer ``why``, and that its client may retry."""
         since_s = now_s if self.pending_demand is None else self.pending_demand.since_s
         again_s = now_s if why is None else now_s + (why.retry_after_s or 0.0)
         self.pending_demand = PendingDemand(since_s, again_s + DEMAND_TTL_S)

@@ -48,7 +48,7 @@ class ModelInfo(Struct, frozen=True):
     phase: Phase = Phase.ABSENT
     is_default: bool = False
     facts: ModelFacts | None = None
-    """Of its file; None until it was read."""
+    """The facts of its file; None until the file was read."""
     sees: bool = False
     """It accepts images."""
     processes: tuple[ProcessInfo, ...] = ()
@@ -58,7 +58,7 @@ class ModelInfo(Struct, frozen=True):
     unavailable: HttpError | None = None
     """Why no process serves now."""
     permits: int = 0
-    """How many requests the serving processes take at a time; ``busy`` of them are taken."""
+    """The number of requests that the serving processes take at a time; ``busy`` is how many they have."""
     busy: int = 0
     in_flight: int = 0
     queued: int = 0

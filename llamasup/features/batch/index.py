@@ -9,7 +9,6 @@ All methods block. One thread at a time may call them, with ``in_thread``.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -24,9 +23,9 @@ from msgspec import Struct
 
 from llamasup.core.system.storage.database import (
     Database,
-    create_private,
     is_full,
     open_database,
+    require_private,
     version_of,
 )
 from llamasup.core.system.text import memory_text, printable
@@ -141,8 +140,7 @@ class Index(Database):
         with self._mapped_errors():
             mode = "ro" if readonly else "rw"
             if not readonly:
-                if not create_private(path):
-                    os.close(os.open(path, os.O_RDWR))  # the system's reason, where SQLite has none
+                require_private(path)
             elif not path.with_name(f"{path.name}-wal").exists():
                 mode += "&immutable=1"  # no process writes it: SQLite need not make files, on a full disk
             self._db = open_database(path, mode)

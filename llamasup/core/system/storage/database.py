@@ -60,6 +60,14 @@ def create_private(path: Path) -> bool:
     return False
 
 
+def require_private(path: Path) -> None:
+    """Create the file if it does not exist, and check that it can be written. Raises OSError with the
+    system's reason, where SQLite has none. Only for a file that this process does not have open.
+    """
+    if not create_private(path):
+        os.close(os.open(path, os.O_RDWR))
+
+
 def open_database(path: Path, mode: str = "rw", *, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     """Open the file without implicit transactions, for one thread at a time. ``mode``: that of a URI of
     SQLite.

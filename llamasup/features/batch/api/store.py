@@ -22,9 +22,9 @@ import msgspec
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.database import (
     Database,
-    create_private,
     is_full,
     open_database,
+    require_private,
     version_of,
 )
 from llamasup.core.system.storage.folders import Claimed, claim_file, given_folder, private_folder
@@ -79,8 +79,7 @@ class Store(Database):
         path = folder / DATABASE
         with self._mapped_errors():
             # Before all else: a folder that has it belongs to llamasup.
-            if not create_private(path):
-                os.close(os.open(path, os.O_RDWR))  # the system's reason, where SQLite has none
+            require_private(path)
             try:
                 self._lock = claim_file(folder / "lock")
             except Claimed:
