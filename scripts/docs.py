@@ -49,6 +49,7 @@ PARTS = {
     "reach": Part("docs/security.md", "security:reach_table"),
     "rooms": Part("docs/design.md", "rooms:diagram"),
     "states": Part("docs/design.md", "states:diagram"),
+    "targets": Part("docs/performance.md", "targets:table"),
 }
 
 

@@ -2,7 +2,7 @@
 
     python -m scripts.bench batch [--runtime PATH] [--model PATH] [crash|beside|speed|prefix|memory]…
 
-``--lines`` and ``--kills`` set the size. The results are in docs/batch.md.
+``--lines`` and ``--kills`` set the size. The results are in docs/performance.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gain of speculative decoding with the trained demo model and its draft, by the length of the drafts.
 
-    python -m scripts.bench drafts [--runtime embedded] [--rounds 7] [--lengths 1,2,4,8,16] [--write]
+    python -m scripts.bench drafts [--runtime embedded] [--rounds 7] [--lengths 1,2,4,8,16]
 
 All servers run at the same time, and one answers after the other: each round asks each of them for the same
 stories at temperature 0. The speed is that in llama-server's timings; gains are medians over the rounds.
@@ -27,11 +27,9 @@ import gguf
 import llamasup
 from llamasup.core.planning.facts import demo_draft, demo_model
 from scripts.demo.stories import ANIMALS
-from scripts.menu import publish
 from scripts.pages import spread
 from tests.kit.gguf_writer import TensorPlan, write_gguf
 
-PAGE = "tuning.md"
 WIDER = 8
 STORIES = 6  # of each server in each round
 
@@ -134,4 +132,4 @@ def main(args: argparse.Namespace) -> None:
                 label = f"{'llama-server' if runtime == 'auto' else runtime}, {kind}"
                 print(label, file=sys.stderr)
                 lines += rows(label, measure(model, draft, args))
-    publish(args, "\n".join(lines))
+    print("\n".join(lines))

@@ -1,6 +1,6 @@
 """Measure how long a tuning takes to yield, from a request to a served model to the end of its servers.
 
-    python -m scripts.bench give-way --runtime PATH [--requests 50] [--write]
+    python -m scripts.bench give-way --runtime PATH [--requests 50]
 
 A `llamasup run` serves the demo model, and a `llamasup tune` of the same model measures in another process.
 At random times, while servers under measurement run, a client asks the served model for a long answer. The
@@ -28,10 +28,8 @@ from textwrap import wrap
 
 import psutil
 
-from scripts.menu import publish
 from scripts.pages import ROOT
 
-PAGE = "tuning.md"
 LONG = {"prompt": "Once", "n_predict": 100_000, "ignore_eos": True, "stream": True}
 WAIT_S = 120.0
 GOAL_S = 0.1
@@ -125,4 +123,4 @@ def main(options: argparse.Namespace) -> None:
         f"{len(times_s)} requests, and {most:.0f} ms at most; {in_time} took {GOAL_S * 1e3:.0f} ms or less "
         f"(demo model, {os.cpu_count()} CPUs, a load of {load:.0f} by other programs)."
     )
-    publish(options, "\n".join(wrap(text, 120)))
+    print("\n".join(wrap(text, 120)))

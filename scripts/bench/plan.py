@@ -5,7 +5,7 @@ others are the output of ``llamasup plan``. There is no proxy. The script starts
 after another, in an order that rotates with each round. It divides each figure by that of the bare defaults
 in the same round, so that a slow minute of the machine affects all of them.
 
-    python -m scripts.bench plan [--rounds 5] [--contenders default latency] [--quick] [--write]
+    python -m scripts.bench plan [--rounds 5] [--contenders default latency] [--quick]
 
 Single flags (and variables of the environment) are compared the same way, on top of the bare defaults or of
 the plan, also with other programs keeping CPUs busy:
@@ -30,18 +30,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.menu import publish
 from scripts.pages import ROOT, spread
 from scripts.processes import machine
 
 PROFILES = ("latency", "throughput", "memory", "plain")
 BARE = "bare defaults"
-PAGE = "planning.md"
 START_LIMIT_S = 300
 ANSWER_LIMIT_S = 900
 
@@ -297,13 +295,16 @@ def ratios(rounds: list[dict[str, dict[str, float]]], name: str, figure: str) ->
     return [one_round[name][figure] / one_round[BARE][figure] for one_round in rounds]
 
 
-def table(rounds: list[dict[str, dict[str, float]]]) -> str:
+def table(rounds: list[dict[str, dict[str, float]]], figures: Collection[str] | None = None) -> str:
+    """The figures of all contenders, as Markdown. ``figures`` are the keys of the rows; by default all."""
     names = list(rounds[0])
     lines = [
         f"| | {' | '.join(names)} |",
         f"|---|{'---:|' * len(names)}",
     ]
     for figure, label, more_is_better in FIGURES:
+        if figures is not None and figure not in figures:
+            continue
         bare = statistics.median(one_round[BARE][figure] for one_round in rounds)
         cells = [f"{bare:,.0f}" if bare >= 100 else f"{bare:.1f}"]
         cells += [spread(ratios(rounds, name, figure)) for name in names[1:]]
@@ -389,4 +390,4 @@ def main(args: argparse.Namespace) -> None:
         + f". First column: absolute; the others as ratios to it{', with the spread' * (args.rounds > 1)}."
     )
     text = f"{about}\n\n{table(rounds)}"
-    publish(args, text)
+    print(text)

@@ -1,6 +1,6 @@
 """Measure what ``llamasup tune`` finds, and how often it is wrong, on generated models.
 
-    python -m scripts.bench tune [--minutes 1] [--same 20] [--write] [--quick]
+    python -m scripts.bench tune [--minutes 1] [--same 20] [--quick]
 
 Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the proof
 of a candidate that changes nothing, without a screening, so each of the tunings that takes it is wrong.
@@ -36,13 +36,11 @@ from llamasup.features.tuning.report import SessionResult, picture, report_as_js
 from llamasup.features.tuning.search import Search, begin_proof, proven, result, trials
 from llamasup.features.tuning.session import Options, new_search
 from llamasup.features.tuning.tune import tune
-from scripts.menu import publish
 from scripts.processes import machine
 from tests.kit.architectures import tiny_model
 from tests.kit.models import tiny_encoder, write_large_decoder
 from tests.kit.tiny import tiny_decoder
 
-PAGE = "tuning.md"
 _BUSY = """
 import random, time
 while True:
@@ -226,6 +224,6 @@ def main(args: argparse.Namespace) -> None:
                     _item(f"While another program keeps a core busy: {planted_flag(demo, folder, args)}")
                 ]
                 lines += [_item(f"The same: {same_configurations(demo, args, args.busy_same)}")]
-    publish(args, "\n".join(lines))
+    print("\n".join(lines))
     if args.json:
         args.json.write_text(json.dumps(args.results, indent=1))

@@ -20,7 +20,7 @@ from typing import Any
 
 from scripts.gpu.checks import CHECKS, Bench
 from scripts.gpu.models import NAMES, Models
-from scripts.gpu.report import MARKS, report
+from scripts.gpu.report import MARKS, page, report
 from scripts.pages import DOCS, keep_current
 
 _GB = 1_000_000_000
@@ -31,7 +31,7 @@ def main() -> None:
     results = json.loads(options.earlier.read_text()) if options.earlier else _measured(options)
     print(report(results))
     if options.write:
-        keep_current(DOCS / "gpu.md", MARKS, report(results), False, "scripts/gpu/run --write")
+        keep_current(DOCS / "gpu.md", MARKS, page(results), False, "scripts/gpu/run --write")
     failed = [name for name, result in results.items() if "problem" in result]
     sys.exit(f"These checks failed: {', '.join(failed)}" if failed else 0)
 

@@ -1,26 +1,44 @@
-"""Writes the results of the checks as the tables of docs/gpu.md."""
+"""Writes the results of the checks as Markdown tables: all of them, or those of docs/gpu.md."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from scripts.bench import plan as bench_plan
 from scripts.pages import marks_of
 
-__all__ = ["MARKS", "report"]
+__all__ = ["MARKS", "page", "report"]
 
 MARKS = marks_of("gpu", "scripts/gpu/run --write")
 Result = Mapping[str, Any]
 
+# What the page has of the results: what readers need for a decision.
+_ON_PAGE = frozenset({"machine", "memory", "speed", "split", "out-of-memory", "replicas", "ends", "loading"})
+_FIGURES_ON_PAGE = frozenset(
+    {"ready_ms", "prompt_tps", "generation_tps", "deep_tps", "served4_tps", "served8_tps"}
+)
 
-def report(results: Mapping[str, Result]) -> str:
-    """Markdown; a check that failed or was left out is named with its problem."""
+
+def page(results: Mapping[str, Result]) -> str:
+    """The part of the report that docs/gpu.md has."""
+    shown = {name: result for name, result in results.items() if name in _ON_PAGE}
+    return report(shown, figures=_FIGURES_ON_PAGE)
+
+
+def report(results: Mapping[str, Result], *, figures: Collection[str] | None = None) -> str:
+    """Markdown; a check that failed or was left out is named with its problem.
+
+    ``figures`` are the rows of the tables about speed; by default all.
+    """
     parts = []
     for name, result in results.items():
         title, describe = _SECTIONS[name]
+        if name == "speed":
+            describe = partial(_speed, figures=figures)
         problem = result.get("problem")
         parts.append(f"### {title}\n\n{f'Not measured: {problem}' if problem else describe(result)}")
     return "\n" + "\n\n".join(parts) + "\n"
@@ -45,11 +63,12 @@ def _memory(result: Result) -> str:
     )
 
 
-def _speed(result: Result) -> str:
+def _speed(result: Result, *, figures: Collection[str] | None = None) -> str:
     about = "First column: absolute; the others as ratios to it."
     models = {name: one for name, one in result.items() if isinstance(one, dict)}
     return "\n\n".join(
-        f"The {name} model. {about}\n\n{bench_plan.table(one['rounds'])}" for name, one in models.items()
+        f"The {name} model. {about}\n\n{bench_plan.table(one['rounds'], figures)}"
+        for name, one in models.items()
     )
 
 
