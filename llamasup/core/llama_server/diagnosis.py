@@ -28,7 +28,7 @@ WORKER_LOST = "rpc_worker_lost"
 
 _KILLED = "killed"
 _MAX_LINES = 8
-# Exit codes of docs/design.md §3.
+# Exit codes (docs/design.md, Exit codes).
 _USAGE, _MODEL_BAD, _MODEL_MISSING, _NO_RUNTIME, _MACHINE, _GAVE_UP = 2, 65, 66, 69, 71, 75
 
 
