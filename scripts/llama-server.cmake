@@ -2,7 +2,7 @@
 # llama-server alone takes 704 s of CPU time with -O3, and 464 s with -O1 (build b11434, on a busy machine).
 # ggml keeps -O3: it does the arithmetic that the tests wait for.
 
-# The worker of one model over several machines (docs/fleet.md) is built too: it takes a few seconds more.
+# The worker of one model over several machines (docs/rpc.md) is built too: it takes a few seconds more.
 
 function(build_only_servers folder)
   get_property(subfolders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)

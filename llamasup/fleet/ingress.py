@@ -1,7 +1,7 @@
 """Answers requests of clients at the address of Ray Serve: checks access, and finds the model.
 
-This is the ASGI part, which needs no Ray: the replicas are behind ``Forward``. docs/fleet.md (Two ways in)
-lists what only a front does.
+This is the ASGI part, which needs no Ray: the replicas are behind ``Forward``. docs/ray.md (The address of
+Ray Serve) lists what only a front does.
 """
 
 from __future__ import annotations

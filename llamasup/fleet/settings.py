@@ -52,7 +52,7 @@ _FLEET_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 class Fleet(SettingGroup, frozen=True, kw_only=True):
-    """Models on a Ray cluster (docs/fleet.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
+    """Models on a Ray cluster (docs/ray.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
     with a ``directory`` is a front of the fleet, and loads no model itself.
     """
 
@@ -85,7 +85,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     ingress: bool = setting(
         Boolean(),
         "Serve the models at the address of Ray Serve too, for clients that use no front "
-        "(docs/fleet.md, Two ways in).",
+        "(docs/ray.md, The address of Ray Serve).",
         unset=False,
     )
     min_replicas: int = setting(

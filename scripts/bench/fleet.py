@@ -43,7 +43,7 @@ from tests.kit.patience import eventually
 from tests.kit.ports import free_port
 from tests.kit.tiny import tiny_decoder
 
-PAGE = "fleet.md"
+PAGE = "performance.md"
 INGRESS_KEY = "sk-of-a-measurement"
 REPLICAS = (1, 2, 4, 8)
 SLOTS = 2

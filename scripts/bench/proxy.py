@@ -220,7 +220,7 @@ class Starter:
         return Target(name, str(json.loads(ready.read_text())["port"]), process)
 
     def front(self, name: str, *options: str, tls: bool = False) -> Target:
-        """`llamasup serve` in front of a `llamasup run` that is another node (docs/fleet.md)."""
+        """`llamasup serve` in front of a `llamasup run` that is another node (docs/peers.md)."""
         own = self._folder / name.replace(" ", "-").replace(",", "")
         own.mkdir()
         node_options = ["--alias", "tiny"]  # the model of the load process

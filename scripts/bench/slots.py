@@ -39,7 +39,7 @@ from tests.kit.models import write_large_decoder
 
 logger = logging.getLogger("llamasup.core.supervision.probes")
 logger.setLevel(logging.INFO)
-PAGE = "slots.md"
+PAGE = "performance.md"
 MIB = 1 << 20
 FIRST_WORD = 300  # in the generated vocabulary, after bytes and special tokens
 LAST_WORD = 500

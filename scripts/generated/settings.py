@@ -46,12 +46,12 @@ def keys() -> str:
             )
             parts.append(_table("`virtual_models`", f"Of one name. {about}", VirtualEntry))
         elif name == "peers":
-            about = (PeerEntry.__doc__ or "").replace("docs/fleet.md", "[fleet.md](fleet.md)")
+            about = (PeerEntry.__doc__ or "").replace("docs/peers.md", "[peers.md](peers.md)")
             parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", PeerEntry))
         elif isinstance(setting.kind, Section):
             group = setting.kind.keys
             about = cleandoc(group.__doc__ or "").replace("``", "`").replace("\n", " ")
-            about = about.replace("docs/fleet.md", "[fleet.md](fleet.md#with-ray)")
+            about = about.replace("docs/ray.md", "[ray.md](ray.md)")
             parts.append(_table(f"`{name}`", about, group))
             if group is Fleet:
                 about = cleandoc(FleetModel.__doc__ or "")

@@ -1,6 +1,11 @@
 """Plays conversations against the choice of a replica, with and without affinity.
 
-python -m scripts.simulate affinity [--write | --check]    a minute
+python -m scripts.simulate affinity    a minute
+
+What it shows, on all machines: with the least busy replica alone, first tokens take 1.3 to 3.2 times as long.
+A limit of half of the permits is the best or close to it. Affinity without a limit is much worse on a slow
+machine with few clients: all conversations share the system prompt, so all go to the replica that received it
+first. If most requests wait, a queue that is served in order loses most of the gain.
 """
 
 from __future__ import annotations
@@ -17,9 +22,6 @@ from statistics import fmean
 from llamasup.core.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose, homes
 from llamasup.core.pool.replicas.conversation import Conversation
 from llamasup.core.queueing.queue_order import FairQueue, Queued
-from scripts.menu import publish
-
-PAGE = "replicas.md"
 
 SLOTS = 4
 KEPT = 12  # conversations in the caches of one process: four in slots, eight in host memory
@@ -253,10 +255,10 @@ def table(*, turns: int, seeds: int) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="exit code 1 if docs/replicas.md is outdated")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3000)
 
 
 def main(options: argparse.Namespace) -> int:
-    return publish(options, table(turns=options.turns, seeds=options.seeds))
+    print(table(turns=options.turns, seeds=options.seeds))
+    return 0

@@ -1,10 +1,14 @@
 """Plays conversations with 1,000 models on up to 100 nodes, with the real routing, scaling and directory.
 
-    python -m scripts.simulate fleet [--write]    a minute; --write also draws the plot
+    python -m scripts.simulate fleet    a minute
 
 The real code: ``choose`` and ``PromptMarks`` (which node), ``replicas_for`` (how many replicas) and
 ``DirectoryTable`` (what fronts are sent). Played: the nodes, the clients, and Ray, which places a replica on
 any node with room and takes ``START_S`` for it.
+
+What it shows: with 100 nodes, affinity finds 89 % of the prompt tokens in a cache, and the least busy replica
+70 %. Two thirds of the messages are probes: each front probes each replica once a second. With many of both,
+fronts should learn the load from the directory, and replicas should report only changes.
 """
 
 from __future__ import annotations
@@ -23,11 +27,6 @@ from llamasup.core.pool.replicas.conversation import Conversation
 from llamasup.fleet.directory_table import DirectoryTable
 from llamasup.fleet.messages import ListedModel, NodeReport, Poll
 from llamasup.fleet.replicas import replicas_for
-from scripts.menu import publish
-from scripts.pages import DOCS
-
-PLOT = DOCS / "images" / "fleet-simulation.svg"
-PAGE = "fleet.md"
 
 MODELS = 1000
 PLACES = 8  # replicas for which a node has room
@@ -267,42 +266,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: Sequence[Row]) -> str:
-    """The cached share by the number of nodes, for each rule."""
-    width, height, left, bottom = 560, 280, 56, 40
-    most = max(r.nodes for r in rows)
-
-    def x(nodes: float) -> float:
-        return left + (width - left - 130) * nodes / most
-
-    def y(share: float) -> float:
-        return (height - bottom) - (height - bottom - 24) * share
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12"><rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{left}" y="14">Share of cached prompt tokens by the number of nodes (1,000 models)</text>',
-    ]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        parts += [
-            f'<path d="M{left} {y(share):.0f}H{x(most):.0f}" stroke="#ddd"/>',
-            f'<text x="{left - 8}" y="{y(share) + 4:.0f}" text-anchor="end">{share:.0%}</text>',
-        ]
-    parts += [
-        f'<text x="{x(nodes):.0f}" y="{height - 16}" text-anchor="middle">{nodes}</text>'
-        for nodes in sorted({r.nodes for r in rows})
-    ]
-    for colour, rule in zip(("#1b6ca8", "#b5651d"), dict.fromkeys(r.rule for r in rows), strict=True):
-        own = [r for r in rows if r.rule == rule]
-        line = " ".join(f"{x(r.nodes):.0f},{y(r.cached):.0f}" for r in own)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        end = own[-1]
-        parts.append(
-            f'<text x="{x(end.nodes) + 8:.0f}" y="{y(end.cached) + 4:.0f}" fill="{colour}">{rule}</text>'
-        )
-    return "\n".join([*parts, "</svg>\n"])
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--nodes", type=int, nargs="*", default=[10, 25, 50, 100])
@@ -311,6 +274,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     rules = (("affinity", MAX_BUSIER), ("least busy", -1.0))
     rows = [row(nodes, *rule, range(options.seeds)) for nodes in options.nodes for rule in rules]
-    if options.write:
-        PLOT.write_text(plot(rows))
-    return publish(options, table(rows))
+    print(table(rows))
+    return 0

@@ -138,7 +138,7 @@ class Head(msgspec.Struct):
     fetch_dest: bytes = b""  # what a browser makes of the answer; empty: another client, or an old browser
     forwarded_for: bytes = b""  # the clients of the proxies before this one, as the last one says
     peer: str = ""  # the address of the client
-    from_node: bool = False  # another llamasup has forwarded it: it goes no further (docs/fleet.md)
+    from_node: bool = False  # another llamasup has forwarded it: it goes no further (docs/peers.md)
 
 
 # --- reading a head --------------------------------------------------------------------------------

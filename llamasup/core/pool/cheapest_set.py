@@ -4,7 +4,7 @@
 
 A small covering problem over memory, the number of loaded models and one model of a group on each device.
 The search is exact while that is quick. The cost of a model grows with its use: a request counts half after
-an hour (scripts/simulate/residency.py; results in docs/residency.md).
+an hour (scripts/simulate/residency.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides which models to load, evict and cordon (pure). The reasons are in docs/residency.md.
+"""Decides which models to load, evict and cordon (pure). docs/residency.md has the rules.
 Keeps no state between decisions: earlier decisions show in the phases of the models. It may be called at any
 time; what an earlier action was for may be gone by then.
 """

@@ -28,7 +28,7 @@ _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-se
 
 
 class NodeLink(Struct, frozen=True):
-    """The connection of the proxy to another llamasup node (docs/fleet.md).
+    """The connection of the proxy to another llamasup node (docs/peers.md).
 
     ``authority``: the value of Host. ``sender``: the id of this node, which marks a request as forwarded, so
     that the other node does not forward it again. ``tls``: None for http. ``suspect`` is called when a

@@ -64,7 +64,9 @@ class ChildPlan(Protocol):
 
     @property
     def ignores_sigpipe(self) -> bool:
-        """Whether the process is started with SIGPIPE ignored."""
+        """Whether the process is started with SIGPIPE ignored. Otherwise rpc-server exits when it answers a
+        client that has disconnected (b11434).
+        """
         ...
 
     @property

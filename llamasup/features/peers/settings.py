@@ -21,7 +21,7 @@ class NodeUrl(Endpoint, frozen=True):
 
 
 class PeerEntry(SettingGroup, frozen=True, kw_only=True):
-    """Another llamasup, whose models are served here too (docs/fleet.md)."""
+    """Another llamasup, whose models are served here too (docs/peers.md)."""
 
     url: str | None = setting(
         NodeUrl(), "Where it listens. http only on this machine or a private address.", "required"

@@ -1,15 +1,13 @@
-"""The policy compared with others for a few requests; docs/residency.md has the figures for many."""
+"""The policy compared with others for a few requests."""
 
 from __future__ import annotations
 
 import re
-from statistics import fmean
 
 import pytest
 from msgspec.structs import replace
 
-from scripts.pages import DOCS
-from scripts.simulate.residency import PAGE, REQUESTS, SEEDS, WORKLOADS, played, turns_table
+from scripts.simulate.residency import WORKLOADS, played, turns_table
 
 NAME = "**llamasup**"
 
@@ -44,14 +42,3 @@ def test_idle_grace_helps_programs_without_pauses() -> None:
     few = turns_table(seeds=1, requests=20).split("\n\n")[0]
     per_s = {found["name"]: float(found["per_s"]) for found in row.finditer(few)}
     assert per_s["**llamasup** (`time_slice_s`"] > 1.2 * per_s["no idle"]
-
-
-@pytest.mark.extended
-def test_table_in_the_docs_matches_the_simulation() -> None:
-    """Only the rows of this policy. The others take minutes: scripts/simulate/residency.py."""
-    page = (DOCS / PAGE).read_text("utf-8")
-    for workload in WORKLOADS:
-        of_workload = page.partition(f"| {workload.title} |")[2].partition("\n\n")[0]
-        runs = [played(workload, workload.calls(seed, REQUESTS), NAME)[NAME] for seed in range(SEEDS)]
-        hit_rate, load_s = (fmean(values) for values in zip(*runs, strict=True))
-        assert f"| {NAME} | {hit_rate:.1%} | {load_s:,.0f} |" in of_workload

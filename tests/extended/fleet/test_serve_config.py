@@ -160,7 +160,7 @@ def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_serve
     from llamasup.fleet.deploy import _models, _needs
     from tests.kit.configs import load
 
-    page = (ROOT / "docs" / "fleet.md").read_text()
+    page = (ROOT / "docs" / "ray.md").read_text()
     block = page.partition("<!-- run by tests/extended/fleet/test_serve_config.py -->\n```yaml\n")[
         2
     ].partition("```")[0]

@@ -1,4 +1,4 @@
-"""Several llamasup nodes that serve each other's models (docs/fleet.md)."""
+"""Several llamasup nodes that serve each other's models (docs/peers.md)."""
 
 from __future__ import annotations
 

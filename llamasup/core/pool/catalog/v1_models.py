@@ -4,7 +4,7 @@ For clients, the keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by`
 its router (``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own in
 ``llamasup``.
 
-A node asks once a second (docs/fleet.md). It gets the models of this node that its key may use, with their
+A node asks once a second (docs/peers.md). It gets the models of this node that its key may use, with their
 load.
 """
 
