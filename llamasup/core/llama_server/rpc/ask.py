@@ -88,6 +88,7 @@ def _ask(
     timeout_s: float,
 ) -> dict[str, WorkerAnswer]:
     endpoints = [_endpoint(name, files) for name in names]
+    # llama-server lists the devices of those workers only that come before --list-devices (b11434).
     commands = [("--rpc", endpoint, "--list-devices") for endpoint in endpoints]
     results = run_runtime(runtime, environ, commands, timeout_s)
     known = {}
