@@ -37,7 +37,7 @@ class Part(NamedTuple):
 PARTS = {
     "arguments": Part("llamasup/api/arguments.py", "settings:arguments"),
     "causes": Part("docs/sidecar.md", "tables:causes"),
-    "checks": Part("docs/security.md", "security:checks_table"),
+    "checks": Part("docs/security.md", "security:checks_list"),
     "golden-help": Part("tests/golden/help.txt", "contract:help_texts", is_whole_file=True),
     "golden-schema": Part("tests/golden/config-schema.json", "contract:config_schema", is_whole_file=True),
     "exchange-states": Part("docs/design.md", "tables:exchange_states"),

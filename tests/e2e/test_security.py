@@ -49,7 +49,7 @@ def serve(tiny_model: Path, fake_server: Callable[..., str]) -> Serve:
     )
 
 
-@pytest.mark.check("X1", "127.0.0.1 and nothing else; the child has no port at all")
+@pytest.mark.check("X1", "127.0.0.1; llama-server has no port")
 def test_only_this_machine_can_connect_by_default(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
@@ -58,7 +58,7 @@ def test_only_this_machine_can_connect_by_default(serve: Serve) -> None:
         assert running.stop() == 0
 
 
-@pytest.mark.check("X1", "exit code 78 before anything starts, with what to do")
+@pytest.mark.check("X1", "exit code 78 before anything starts")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "localhost.localdomain."])
 def test_address_reachable_from_other_machines_requires_a_key(
     tiny_model: Path, fake_server: Callable[..., str], host: str
@@ -69,7 +69,7 @@ def test_address_reachable_from_other_machines_requires_a_key(
     assert done.stdout == ""
 
 
-@pytest.mark.check("X1", "starts, and says nothing of a key")
+@pytest.mark.check("X1")
 def test_only_the_user_can_switch_authentication_off(serve: Serve) -> None:
     with serve("--host", "0.0.0.0", "--insecure-no-auth") as running:
         running.wait_for("ready")
@@ -77,7 +77,7 @@ def test_only_the_user_can_switch_authentication_off(serve: Serve) -> None:
         assert running.stop() == 0
 
 
-@pytest.mark.check("X5", "in folders of mode 0700 that are ours, and gone with the run")
+@pytest.mark.check("X5", "folders of mode 0700, removed after the run")
 def test_only_its_owner_can_reach_the_socket_of_the_child(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
@@ -94,7 +94,7 @@ def test_only_its_owner_can_reach_the_socket_of_the_child(serve: Serve) -> None:
         assert not path.exists()
 
 
-@pytest.mark.check("X5", "no key of the user's or of ours in any command line")
+@pytest.mark.check("X5")
 def test_no_command_line_contains_a_key(serve: Serve, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("in-a-file\n")
@@ -108,7 +108,7 @@ def test_no_command_line_contains_a_key(serve: Serve, tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
-@pytest.mark.check("X6", "none of them reaches the child: what /proc shows is the allowlist and ours")
+@pytest.mark.check("X6", "`/proc` shows only the allowlist")
 def test_environment_of_the_child_is_an_allowlist(serve: Serve) -> None:
     with serve(env={**os.environ, **PLANTED}) as running:
         running.wait_for("ready")
@@ -128,7 +128,7 @@ def seen_of(running: Llamasup, folder: Path) -> bytes:
     return running.stderr_text.encode() + kept + everything_in(folder) + b"\n".join(lines)
 
 
-@pytest.mark.check("X13", "at the highest log level, no line and no file holds them")
+@pytest.mark.check("X13", "at the highest log level")
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_log_contains_a_prompt_a_key_or_a_query(
     serve: Serve, own_folders: Path, tmp_path: Path, log_format: str

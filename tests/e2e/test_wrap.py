@@ -76,7 +76,7 @@ def test_options_of_llamasup_end_where_the_command_begins(
         assert running.stop() == 0
 
 
-@pytest.mark.check("X5", "loopback, a random key in a file of mode 0600, 401 without it")
+@pytest.mark.check("X5", "random key in a file of mode 0600")
 def test_build_without_unix_sockets_listens_on_loopback_with_a_secret_key(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -218,7 +218,7 @@ def test_keys_of_a_fleet_differ_and_do_not_contain_its_secret() -> None:
     assert node_key(SECRET) != node_key("t" * 40)
 
 
-@pytest.mark.check("X4", "refused otherwise")
+@pytest.mark.check("X4")
 def test_signature_counts_for_one_answer_to_one_request() -> None:
     signed = signature(SECRET, "nonce", b"body")
     assert is_signed(SECRET, "nonce", b"body", signed)
@@ -229,7 +229,7 @@ def test_signature_counts_for_one_answer_to_one_request() -> None:
     assert not is_signed(SECRET, "a", b"x\nb", signature(SECRET, "a\nx", b"b"))
 
 
-@pytest.mark.check("X4", "one secret, which other users cannot read")
+@pytest.mark.check("X4")
 def test_secret_is_created_once_with_mode_0600(tmp_path: Path) -> None:
     fleet = Fleet(key_file=tmp_path / "deep" / "fleet.key")
     secret = fleet_secret(fleet, {}, create=True)
@@ -242,7 +242,7 @@ def test_secret_of_the_environment_needs_no_file(tmp_path: Path) -> None:
     assert fleet_secret(Fleet(key_file=tmp_path / "no"), {"LLAMASUP_FLEET_SECRET": f"{SECRET}\n"}) == SECRET
 
 
-@pytest.mark.check("X4", "config invalid")
+@pytest.mark.check("X4")
 def test_missing_open_or_short_secrets_are_refused_without_showing_them(tmp_path: Path) -> None:
     path = tmp_path / "fleet.key"
     fleet = Fleet(key_file=path)

@@ -60,7 +60,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.check("X9", "a real server answers exactly the requests that were sent, and no smuggled one")
+@pytest.mark.check("X9", "a real server answers only what was sent")
 @pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
 def test_request_inside_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
     wire = connect(server)
@@ -75,7 +75,7 @@ def test_request_inside_a_body_is_never_answered(server: Llamasup, raw: bytes) -
     wire.close()
 
 
-@pytest.mark.check("X9", "one refusal, then the end: what follows reaches no real server either")
+@pytest.mark.check("X9")
 def test_broken_framing_gets_one_answer_and_the_server_keeps_serving(server: Llamasup) -> None:
     for how, raw in REFUSED.items():
         wire = connect(server)
@@ -108,9 +108,7 @@ def status_without_proxy(path: str, raw: bytes) -> int:
         return int(sock.recv(1 << 16).split(b" ", 2)[1])
 
 
-@pytest.mark.check(
-    "X7", "403, where flags open the path and llama-server takes the spelling for it (%uXXXX too)"
-)
+@pytest.mark.check("X7", "403, also for `%uXXXX`")
 def test_routes_that_llama_server_opens_stay_closed_with_strict(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +150,7 @@ def test_routes_that_llama_server_opens_stay_closed_with_strict(
     assert accepted >= {"plain", "with a query", "a letter in %XX", "a letter in %uXXXX"}
 
 
-@pytest.mark.check("X5", "no TCP port, a socket in a folder of mode 0700, and no key in its command line")
+@pytest.mark.check("X5", "no TCP port, folder of mode 0700")
 def test_only_its_owner_can_reach_a_real_child(server: Llamasup) -> None:
     path = Path(child_socket(server))
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -171,7 +169,7 @@ class NoContentHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-@pytest.mark.check("X9", "100 answers of a real server are correct, each after such a 204")
+@pytest.mark.check("X9", "100 answers of a real server")
 def test_204_that_announces_a_body_corrupts_no_later_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -208,9 +206,7 @@ def test_204_that_announces_a_body_corrupts_no_later_answer(
             thread.join()
 
 
-@pytest.mark.check(
-    "X8", "a client with a key is served in spite of 1,200 connections, silent or with half a head"
-)
+@pytest.mark.check("X8", "1,200 connections, silent or with half a head")
 def test_connections_without_a_key_do_not_lock_out_other_clients(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:

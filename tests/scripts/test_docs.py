@@ -56,16 +56,17 @@ def test_every_promise_of_security_has_a_test() -> None:
     assert {check.promise for check in security.all_checks()} == set(security.PROMISES)
 
 
-def test_row_of_a_check_comes_from_a_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_of_a_check_comes_from_a_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "ROOT", tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(
-        'CASES = {"one": 1, "two": 2}\n'
         '@pytest.mark.check("X2", "a | b")\n'
+        '@pytest.mark.check("X1")\n'
         '@pytest.mark.parametrize("raw", CASES.values(), ids=CASES)\n'
         "def test_what_is_odd(raw): ...\n"
         "def test_what_shows_nothing(): ...\n"
     )
-    table = security.checks_table()
-    assert "| what is odd: one; two | a \\| b | [test_it](../tests/test_it.py) |\n" in table
-    assert "nothing" not in table
+    listed = security.checks_list()
+    assert "\n- [test_what_is_odd](../tests/test_it.py): a | b\n" in listed
+    assert "\n- [test_what_is_odd](../tests/test_it.py)\n" in listed
+    assert "nothing" not in listed

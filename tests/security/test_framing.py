@@ -113,7 +113,7 @@ def _refusal(outcome: Outcome) -> tuple[int, str]:
     return int(head.split(b" ", 2)[1]), json.loads(body)["error"]["message"]
 
 
-@pytest.mark.check("X9", "400 (505 for another version), closed, and the child is asked for nothing")
+@pytest.mark.check("X9", "400 or 505, closed")
 @pytest.mark.parametrize("raw", REFUSED.values(), ids=REFUSED)
 def test_framing_that_readers_differ_on_is_refused_with_all_that_follows(
     circuit: Circuit, raw: bytes
@@ -162,7 +162,7 @@ READ = {
 }
 
 
-@pytest.mark.check("X9", "the child is asked for exactly these two requests, each framed by its length")
+@pytest.mark.check("X9", "framed by its length")
 @pytest.mark.parametrize(("raw", "body"), READ.values(), ids=READ)
 def test_framing_that_all_read_alike_is_written_afresh(circuit: Circuit, raw: bytes, body: bytes) -> None:
     outcome = circuit.send([raw + _NEXT])
@@ -173,7 +173,7 @@ def test_framing_that_all_read_alike_is_written_afresh(circuit: Circuit, raw: by
     assert not outcome.closed
 
 
-@pytest.mark.check("X9", "what Connection names stays here; Host, framing and the child's key do not")
+@pytest.mark.check("X9")
 @pytest.mark.parametrize(
     "names",
     [
@@ -214,14 +214,14 @@ DROPPED = [
 ]
 
 
-@pytest.mark.check("X9", "dropped")
+@pytest.mark.check("X9")
 @pytest.mark.parametrize("line", DROPPED, ids=[line.decode() for line in DROPPED])
 def test_hop_by_hop_and_uncheckable_headers_are_not_passed_on(circuit: Circuit, line: bytes) -> None:
     (asked,) = circuit.send([_GET + line + b"\r\n\r\n"]).asked
     assert asked.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
 
 
-@pytest.mark.check("X9", "one of ours in its place")
+@pytest.mark.check("X9")
 @pytest.mark.parametrize(
     "identity", [b"a b", b"a\tb", b'"a"', b"a;b", b"<script>", b"\xff", b"a" * 129, b"a%0d%0aSet-Cookie:b"]
 )

@@ -99,7 +99,7 @@ CLOSED = [
 ]
 
 
-@pytest.mark.check("X7", "403 for each of 28 spellings, and the child is not asked")
+@pytest.mark.check("X7", "403 for each of 28 spellings")
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 def test_a_closed_path_is_closed_however_it_is_spelled(
     make_circuit: MakeCircuit, method: bytes, path: bytes
@@ -111,7 +111,7 @@ def test_a_closed_path_is_closed_however_it_is_spelled(
         assert (how, cause(outcome)) == (how, "403 closed_path")
 
 
-@pytest.mark.check("X7", "closed behind --api-prefix too, and the prefix can be spelled no better")
+@pytest.mark.check("X7")
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 def test_behind_a_prefix_the_same_is_closed(make_circuit: MakeCircuit, method: bytes, path: bytes) -> None:
     circuit = make_circuit(ProxyConfig(rules=HeadRules(credentials=True, prefix=b"/api")))
@@ -122,7 +122,7 @@ def test_behind_a_prefix_the_same_is_closed(make_circuit: MakeCircuit, method: b
     assert ask(circuit, b"GET", b"/api/props").asked[0].target == b"/api/props"
 
 
-@pytest.mark.check("X7", "403: the action of a slot may be in the query, in the body, or nowhere")
+@pytest.mark.check("X7", "403")
 @pytest.mark.parametrize(
     "query", [b"?action=save", b"?action=restore", b"?ACTION=erase", b"?a=b&action=save", b""]
 )
@@ -133,9 +133,7 @@ def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query
         assert cause(outcome) == "403 closed_path"
 
 
-@pytest.mark.check(
-    "X7", "404 path_spelling for 22 of 28 spellings, before the body is read; further slashes are taken out"
-)
+@pytest.mark.check("X7", "404 path_spelling for 22 of 28 spellings")
 @pytest.mark.parametrize("prefix", [b"", b"/api"])
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/completion", b"/v1/embeddings", b"/tokenize"])
 def test_a_known_path_is_served_only_in_its_plain_spelling(
@@ -154,7 +152,7 @@ def test_a_known_path_is_served_only_in_its_plain_spelling(
         assert remedy == f"Use the path {(prefix + path).decode()}."
 
 
-@pytest.mark.check("X7", "further slashes reach what the plain path reaches, with each key and without one")
+@pytest.mark.check("X7")
 @pytest.mark.parametrize("key", [b"", b"k", b"wrong"])
 def test_further_slashes_change_no_right(make_circuit: MakeCircuit, key: bytes) -> None:
     circuit = make_circuit(ProxyConfig(api_keys=("k",)))
@@ -171,7 +169,7 @@ def test_further_slashes_change_no_right(make_circuit: MakeCircuit, key: bytes) 
                 assert found.told[9:12] == expected.told[9:12] or refused, spelled
 
 
-@pytest.mark.check("X7", "the model is found with any escapes in its id")
+@pytest.mark.check("X7")
 def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> None:
     for path in (
         b"/v1/models/org%2Frepo",
@@ -183,16 +181,14 @@ def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> No
         assert [request.target for request in outcome.asked] == [path]
 
 
-@pytest.mark.check(
-    "X8", "the limits hold for every spelling of every inference path, known to llamasup or not"
-)
+@pytest.mark.check("X8")
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(spelled=spelled_paths())
 def test_no_spelling_bypasses_the_limits_of_a_key(used_up: Circuit, spelled: bytes) -> None:
     gets_past_no_limit(used_up, spelled)
 
 
-@pytest.mark.check("X4", "401 for 22 of 28 spellings, and the child is not asked")
+@pytest.mark.check("X4", "401 for 22 of 28 spellings")
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz"])
 def test_only_the_plain_spelling_of_a_public_path_needs_no_key(
     make_circuit: MakeCircuit, path: bytes
@@ -205,9 +201,7 @@ def test_only_the_plain_spelling_of_a_public_path_needs_no_key(
         assert (how, found) == (how, "open" if how in SERVED else "401 api_key")
 
 
-@pytest.mark.check(
-    "X4", "a child is asked only with the key: 401 for every path there is, and for made up ones"
-)
+@pytest.mark.check("X4", "401")
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"])
 def test_every_path_needs_a_key_by_default(make_circuit: MakeCircuit, method: bytes) -> None:
     circuit = make_circuit(ProxyConfig(api_keys=("k",)))
@@ -236,7 +230,7 @@ def test_every_path_needs_a_key_by_default(make_circuit: MakeCircuit, method: by
         assert outcome.told.startswith(b"HTTP/1.1 401 "), path
 
 
-@pytest.mark.check("X4", "401: a key is the whole value, in one of two headers, and nothing near it")
+@pytest.mark.check("X4", "401")
 @pytest.mark.parametrize(
     "line",
     [
@@ -265,7 +259,7 @@ def test_strings_similar_to_a_key_admit_no_client(make_circuit: MakeCircuit, lin
     assert cause(outcome) == "401 api_key"
 
 
-@pytest.mark.check("X4", "401: a key in the query or in the body is ignored")
+@pytest.mark.check("X4", "401")
 def test_key_in_the_query_is_ignored(make_circuit: MakeCircuit) -> None:
     for query in (b"api_key=k", b"key=k", b"access_token=k", b"Authorization=Bearer%20k"):
         outcome = ask(make_circuit(ProxyConfig(api_keys=("k",))), b"GET", b"/props?" + query)
@@ -273,9 +267,7 @@ def test_key_in_the_query_is_ignored(make_circuit: MakeCircuit) -> None:
         assert cause(outcome) == "401 api_key"
 
 
-@pytest.mark.check(
-    "X7", "a body is passed on unread as an argument to nothing: no request changes the child's flags"
-)
+@pytest.mark.check("X7")
 def test_no_request_reaches_routes_that_take_flags(make_circuit: MakeCircuit, tmp_path: Path) -> None:
     body = b'{"model":"tiny","args":["--tools","all"]}'
     for path in (b"/models/load", b"/models/unload", b"/props", b"/llamasup"):
@@ -285,7 +277,7 @@ def test_no_request_reaches_routes_that_take_flags(make_circuit: MakeCircuit, tm
         assert cause(outcome) == "403 closed_path"
 
 
-@pytest.mark.check("X4", "no spelling of a path of the control API gives a key more than its right")
+@pytest.mark.check("X4")
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(request=control_requests(), key=st.sampled_from(KEYS))
 def test_no_spelling_of_a_control_path_reaches_more(request: tuple[bytes, bytes], key: bytes) -> None:

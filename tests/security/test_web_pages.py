@@ -56,9 +56,7 @@ def test_a_host_that_is_no_name_and_port_is_refused(rig: Rig, host: bytes) -> No
     assert verdict(rig, with_host(host)) == (400, "")
 
 
-@pytest.mark.check(
-    "X2", "403: only names that no public DNS resolves, whatever an address of ours can be written as"
-)
+@pytest.mark.check("X2", "403")
 @pytest.mark.parametrize(
     "host",
     [
@@ -89,14 +87,14 @@ def test_a_name_that_is_not_ours_is_refused(rig: Rig, host: bytes) -> None:
     assert verdict(rig, with_host(host, b"/livez")) == (403, "foreign_host")
 
 
-@pytest.mark.check("X2", "400 beside a target that names us: the header counts too")
+@pytest.mark.check("X2", "400")
 def test_an_absolute_target_does_not_excuse_the_host_header(rig: Rig) -> None:
     for lines in (b"", b"Host: a b\r\n", b"Host: localhost\r\nHost: localhost\r\n", b"Host:\r\n"):
         raw = b"GET http://localhost/props HTTP/1.1\r\n" + lines + b"\r\n"
         assert verdict(rig, raw) == (400, "")
 
 
-@pytest.mark.check("X2", "400 or 403: it is the target's name that counts")
+@pytest.mark.check("X2", "400 or 403")
 @pytest.mark.parametrize(
     "target",
     [
@@ -146,7 +144,7 @@ def test_a_page_that_is_not_ours_is_refused_and_gets_no_cors_header(rig: Rig, or
     assert rig.backend.requested_models == []
 
 
-@pytest.mark.check("X3", "named, never *, and nothing is allowed to credentials")
+@pytest.mark.check("X3")
 def test_a_preflight_of_a_configured_page_is_answered_here_and_no_other(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",)))
     asks = (b"Access-Control-Request-Method: POST", b"Access-Control-Request-Private-Network: true")
@@ -164,9 +162,7 @@ def test_a_preflight_of_a_configured_page_is_answered_here_and_no_other(make_rig
     assert rig.backend.requested_models == []
 
 
-@pytest.mark.check(
-    "X3", "a configured page may ask with a key; without one it gets 401, in words that it may read"
-)
+@pytest.mark.check("X3", "401")
 def test_a_configured_page_needs_a_key_like_everybody(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",), api_keys=("k",)))
     head, _ = rig.ask(post(CHAT, b"{}", b"Origin: https://app.example"))

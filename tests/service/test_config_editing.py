@@ -136,7 +136,7 @@ def test_client_may_change_what_names_nothing(editing: Editing) -> None:
     assert editing.file.read_text() == text
 
 
-@pytest.mark.check("X4", "a client changes no program, and learns nothing about files and the environment")
+@pytest.mark.check("X15")
 def test_client_may_not_change_what_names_something(editing: Editing, tmp_path: Path) -> None:
     (tmp_path / "locked").touch(mode=0)
     text = f"{editing.valid}auth: {{api_key_file: {tmp_path}/locked}}\nmax_loaded: '${{NOT_SET}}'\n"

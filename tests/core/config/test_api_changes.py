@@ -186,7 +186,7 @@ def test_harmless_changes_are_allowed(old: str, new: str) -> None:
     assert refused(changed(old, new) if old else FILE) == []
 
 
-@pytest.mark.check("X4", "refused, and named by its key with the option of the file that allows it")
+@pytest.mark.check("X15", "the refusal names the key")
 @pytest.mark.parametrize(
     ("old", "new", "start"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )

@@ -93,7 +93,7 @@ def test_memory_and_plan_are_those_of_the_service(fake: FakeControlTarget, tmp_p
     assert (unknown.status_code, unknown.json()["error"]["cause"]) == (404, "model_not_found")
 
 
-@pytest.mark.check("X4", "a plan for a client connects to no host; 403")
+@pytest.mark.check("X15", "403; a plan connects to no host")
 def test_plan_for_a_client_names_no_hosts(fake: FakeControlTarget, tmp_path: Path) -> None:
     plan = ("POST", "/plan", {"model": "tiny", "settings": {"ctx_size": 512, "rpc": ["10.0.0.1:1"]}})
     (answer,) = asked(fake, tmp_path, plan, headers=OF_CLIENT)
@@ -189,7 +189,7 @@ def test_body_of_another_shape_is_refused(
     assert (answer.status_code, answer.json()["error"]["cause"]) == (400, "usage")
 
 
-@pytest.mark.check("X8", "413 for a config or a plan larger than any can be")
+@pytest.mark.check("X8", "413 for a config or a plan")
 @pytest.mark.parametrize(
     ("method", "target"), [("PUT", "/config"), ("POST", "/config/check"), ("POST", "/plan")]
 )
@@ -200,7 +200,7 @@ def test_body_that_is_too_large_is_refused(
     assert (answer.status_code, answer.json()["error"]["cause"]) == (413, "body_limit")
 
 
-@pytest.mark.check("X13", "an error quotes no text of a config")
+@pytest.mark.check("X13")
 def test_error_quotes_no_text_of_a_config(fake: FakeControlTarget, tmp_path: Path) -> None:
     (answer,) = asked(fake, tmp_path, ("PUT", "/config", {"text": ["hf_secret"], "version": "hf_secret"}))
     assert answer.status_code == 400

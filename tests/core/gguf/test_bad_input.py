@@ -447,6 +447,7 @@ def read_in_pieces(content: bytes, file_bytes: int) -> int:
         given = outcome.bytes_needed
 
 
+@pytest.mark.check("X12")
 def test_a_header_that_never_ends_is_given_up_after_32_mib_and_in_little_memory() -> None:
     lying = header(key("tokenizer.ggml.tokens", ARRAY, array(U8, 1 << 35)))
     tracemalloc.start()
@@ -465,6 +466,7 @@ SMALL = demo(words=2)
 SMALL_HEADER = SMALL[: SMALL.index(b"output.weight") + 64]
 
 
+@pytest.mark.check("X12", "fuzzed")
 @settings(max_examples=examples(400))
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL_HEADER) - 1), st.binary(min_size=1, max_size=8)), max_size=4),

@@ -46,7 +46,7 @@ RULING = [
 ]
 
 
-@pytest.mark.check("X3", "dropped: headers of a server that act on its whole address, and unknown ones")
+@pytest.mark.check("X16", "headers for a whole address are dropped")
 @pytest.mark.parametrize("header", RULING, ids=lambda header: header[0].decode())
 def test_header_that_rules_an_address_reaches_no_browser(header: tuple[bytes, bytes]) -> None:
     for headers in ([header], [(header[0].upper(), header[1])]):
@@ -54,7 +54,7 @@ def test_header_that_rules_an_address_reaches_no_browser(header: tuple[bytes, by
         assert lines_of(headers, TRANSPARENT) != b""
 
 
-@pytest.mark.check("X3", "a body of another type than JSON, events, plain text and audio has no type")
+@pytest.mark.check("X16", "only JSON, events, plain text and audio keep their type")
 @pytest.mark.parametrize(
     ("kind", "is_data"),
     [

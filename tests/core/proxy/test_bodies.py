@@ -55,7 +55,7 @@ def bounded(make_rig: MakeRig) -> Rig:
     return make_rig(ProxyConfig(limits=BOUNDS))
 
 
-@pytest.mark.check("X8", "429 `client_bodies_limit` when the bodies of one client hold 128 MiB")
+@pytest.mark.check("X8", "429 client_bodies_limit above 128 MiB")
 def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
     first = send_part(bounded, 90 * KIB)
     client = bounded.send(post(CHAT, b"x" * (100 * KIB))[:-1])
@@ -69,7 +69,7 @@ def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
     eventually(lambda: held_bytes(bounded) == 0)
 
 
-@pytest.mark.check("X8", "503 `bodies_limit` when all bodies hold 256 MiB; small ones are accepted")
+@pytest.mark.check("X8", "503 bodies_limit above 256 MiB")
 def test_all_bodies_have_a_limit_that_excludes_small_ones(bounded: Rig) -> None:
     clients = [
         send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)
@@ -120,7 +120,7 @@ def test_body_counts_until_its_answer_begins(bounded: Rig) -> None:
     client.close()
 
 
-@pytest.mark.check("X8", "memory is returned while other bodies are held")
+@pytest.mark.check("X8")
 def test_memory_is_returned_while_a_body_is_held(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
     monkeypatch.setattr(context, "give_memory_back", lambda: returned.append(True))
@@ -167,7 +167,7 @@ def sends_with_one_read(rig: Rig, size: int, source: str) -> Wire:
     return client
 
 
-@pytest.mark.check("X8", "the same limits for a body that arrives with one read")
+@pytest.mark.check("X8")
 def test_body_that_arrives_in_one_read_is_counted(bounded: Rig) -> None:
     clients = [send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
     first = sends_with_one_read(bounded, 80 * KIB, "127.0.0.4")
@@ -219,7 +219,7 @@ def received(rig: Rig) -> int:
     return rig.call(count)
 
 
-@pytest.mark.check("X8", "chunks of 2 bytes take less than twice their length, not 20 times")
+@pytest.mark.check("X8", "less than twice their length")
 @pytest.mark.parametrize("route_by_model", [True, False], ids=["buffered", "forwarded"])
 def test_body_in_tiny_chunks_takes_no_extra_memory(make_rig: MakeRig, *, route_by_model: bool) -> None:
     limits = Limits(stream_above_bytes=1 * KIB)
@@ -245,9 +245,7 @@ def test_pipelined_requests_in_tiny_reads_take_no_extra_memory(rig: Rig) -> None
     assert memory_of(rig) - before < 2000
 
 
-@pytest.mark.check(
-    "X8", "413 without a valid key for more than 64 KiB, also on public paths; no memory is taken"
-)
+@pytest.mark.check("X8", "413 above 64 KiB")
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz", b"/llm/health"])
 @pytest.mark.parametrize("framing", ["announced", "chunked"])
 def test_client_without_a_key_cannot_send_a_large_body(make_rig: MakeRig, path: bytes, framing: str) -> None:
@@ -292,9 +290,7 @@ def in_flight(rig: Rig) -> int:
     return rig.call(lambda: quotas["one"].in_flight if "one" in quotas else 0)
 
 
-@pytest.mark.check(
-    "X8", "429 before the body is read; a request counts towards concurrent while its body arrives"
-)
+@pytest.mark.check("X8", "429 before the body is read")
 @pytest.mark.parametrize("sent", [0, 1, 90 * KIB])
 def test_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, sent: int) -> None:
     rig = limited(make_rig, "concurrent=1")
@@ -364,7 +360,7 @@ def test_request_that_ends_during_its_body_leaves_its_quota_once(make_rig: MakeR
 # --- how long a body may take
 
 
-@pytest.mark.check("X8", "408 when the average rate is below 16 KiB per second")
+@pytest.mark.check("X8", "408 below 16 KiB/s")
 def test_body_below_the_minimum_rate_is_a_408(make_rig: MakeRig) -> None:
     limits = Limits(body_idle_s=0.5, body_rate_bytes=1 << 20, sweep_s=0.01)
     rig = make_rig(ProxyConfig(limits=limits))

@@ -119,7 +119,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.check("X9", "502, and the connection of the client goes on")
+@pytest.mark.check("X9")
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) -> None:
     client, child = rig.begin(get())
@@ -136,7 +136,7 @@ def test_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) ->
     assert status(client.message()[0]) == 200
 
 
-@pytest.mark.check("X9", "an error event, and no last chunk")
+@pytest.mark.check("X9", "error event, no last chunk")
 @pytest.mark.parametrize(
     "excess",
     [

@@ -41,7 +41,7 @@ KEY = b"Authorization: Bearer sesame"
 WITH_A_KEY = replace(FOUR, api_keys=("sesame",))
 
 
-@pytest.mark.check("X8", "refused, and other clients are served")
+@pytest.mark.check("X8")
 def test_one_client_cannot_have_more_connections_than_its_limit(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     first, second = busy_connection(rig, "127.0.0.2"), busy_connection(rig, "127.0.0.2")
@@ -57,7 +57,7 @@ def test_one_client_cannot_have_more_connections_than_its_limit(make_rig: MakeRi
     connect_all(rig, "127.0.0.2", "127.0.0.2")  # closed connections do not count
 
 
-@pytest.mark.check("X8", "its connection with the longest idle time is closed; other clients keep theirs")
+@pytest.mark.check("X8")
 def test_client_at_its_limit_loses_its_longest_idle_connection(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     other, first, second = connect_all(rig, "127.0.0.3", "127.0.0.2", "127.0.0.2")
@@ -80,7 +80,7 @@ SILENT = {
 }
 
 
-@pytest.mark.check("X8", "a client with a key is served at the same address, and its connection is kept")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT)
 def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: MakeRig, sent: bytes) -> None:
     rig = make_rig(WITH_A_KEY)
@@ -106,7 +106,7 @@ def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: 
     assert known.message()[1] == b"again"
 
 
-@pytest.mark.check("X8", "connections without a key are closed first, the oldest of them first")
+@pytest.mark.check("X8", "the oldest first")
 def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig: MakeRig) -> None:
     rig = make_rig(WITH_A_KEY)
     known = rig.send(get(b"/v1/models", KEY), source="127.0.0.2")
@@ -154,7 +154,7 @@ def test_at_total_limit_silent_connection_is_closed(make_rig: MakeRig) -> None:
     assert silent[0].sees_the_end()
 
 
-@pytest.mark.check("X8", "503, and no other client is affected")
+@pytest.mark.check("X8", "503")
 def test_if_all_connections_are_busy_only_the_new_one_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     half = rig.send(b"GET /li", source="127.0.0.2")

@@ -36,7 +36,7 @@ def nothing_was_forwarded(rig: Rig) -> bool:
     return select.select([rig._control], [], [], 0)[0] == [] and rig.backend.requested_models == []
 
 
-@pytest.mark.check("X4", "401 or 403 for every change without the right")
+@pytest.mark.check("X4", "401 or 403")
 @pytest.mark.parametrize("path", [*POSTS, *READS])
 def test_control_api_needs_a_key_with_the_right_control(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
@@ -69,7 +69,7 @@ def test_control_api_learns_which_key_a_request_has(make_rig: MakeRig) -> None:
         assert status(client.message()[0]) == 200
 
 
-@pytest.mark.check("X4", "403: closed over TCP")
+@pytest.mark.check("X4", "403")
 @pytest.mark.parametrize("config", [ProxyConfig(), NO_CONTROL], ids=["no keys", "no key that may control"])
 @pytest.mark.parametrize("path", POSTS)
 def test_control_api_is_closed_over_tcp_without_a_control_key(
@@ -82,7 +82,7 @@ def test_control_api_is_closed_over_tcp_without_a_control_key(
     assert nothing_was_forwarded(rig)
 
 
-@pytest.mark.check("X4", "400: no path has a control character, plain or encoded")
+@pytest.mark.check("X4", "400, plain or encoded")
 @pytest.mark.parametrize("path", [b"/llamasup/v1/upgrade", b"/llamasup/v1/models/tiny/load"])
 def test_path_with_a_control_character_is_refused(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
@@ -112,7 +112,7 @@ def test_key_with_the_right_control_may_see_an_upgrade(make_rig: MakeRig) -> Non
     assert status(client.message()[0]) == 200
 
 
-@pytest.mark.check("X3", "403, whatever key it has")
+@pytest.mark.check("X3", "403")
 @pytest.mark.parametrize(
     "origin", [b"https://evil.example", b"null", b"http://localhost:1", b"http://127.0.0.1"]
 )
@@ -127,7 +127,7 @@ def test_foreign_web_page_cannot_stop_llamasup_even_with_a_key(make_rig: MakeRig
     assert nothing_was_forwarded(rig)
 
 
-@pytest.mark.check("X2", "403: the name is not ours, and a page has no key")
+@pytest.mark.check("X2", "403")
 @pytest.mark.parametrize("line", [b"", b"x-api-key: wrong\r\n", b"X-Llamasup-Console: wrong\r\n"])
 def test_page_with_a_rebound_dns_name_cannot_stop_llamasup(make_rig: MakeRig, line: bytes) -> None:
     """DNS rebinding: for the browser this is the server of the page, so that it sends no foreign Origin."""
@@ -142,7 +142,7 @@ def test_page_with_a_rebound_dns_name_cannot_stop_llamasup(make_rig: MakeRig, li
     assert nothing_was_forwarded(rig)
 
 
-@pytest.mark.check("X4", "401: a page has no key")
+@pytest.mark.check("X4", "401")
 def test_page_of_our_own_origin_also_needs_a_key(make_rig: MakeRig) -> None:
     """llama-server's own pages have this origin. Code injected into one cannot send a key in a header."""
     rig = make_rig(KEYS, control=True)

@@ -65,7 +65,7 @@ def test_request_holds_a_permit_for_each_of_its_jobs(
     eventually(lambda: busy(rig) == 0)
 
 
-@pytest.mark.check("X8", "each job holds a permit; the next request waits for a free permit")
+@pytest.mark.check("X8")
 def test_no_other_request_is_sent_while_one_with_many_jobs_holds_all_permits(make_rig: MakeRig) -> None:
     rig = make_rig(config(), max_concurrent=4)
     many, one = rig.connect(), rig.connect()
@@ -118,7 +118,7 @@ def test_queued_request_with_many_jobs_holds_its_permits(make_rig: MakeRig) -> N
 # --- keys
 
 
-@pytest.mark.check("X8", "400 too_many_jobs, and the child is not asked")
+@pytest.mark.check("X8", "400 too_many_jobs")
 @pytest.mark.parametrize("route_by_model", [True, False])
 def test_one_request_cannot_have_more_jobs_than_its_keys_concurrent_limit(
     make_rig: MakeRig, *, route_by_model: bool
@@ -145,7 +145,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.check("X8", "a request that llamasup refuses does not count towards rpm")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize(("body", "line", "code"), REFUSED.values(), ids=REFUSED)
 def test_refused_request_does_not_count_towards_rpm(
     make_rig: MakeRig, body: bytes, line: bytes, code: int
@@ -245,7 +245,7 @@ def uploaded(body: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
     return head, body
 
 
-@pytest.mark.check("X8", "400, and llama-server never gets the last byte")
+@pytest.mark.check("X8", "400; llama-server never gets the last byte")
 @pytest.mark.parametrize("chunked", [False, True])
 def test_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
     make_rig: MakeRig, *, chunked: bool
@@ -338,7 +338,7 @@ def test_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
     client.message()
 
 
-@pytest.mark.check("X8", "415, and the body is not forwarded")
+@pytest.mark.check("X8", "415")
 def test_compressed_body_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(config(route_by_model=False))
     for body in (b"\x1f\x8b\x08", b"\x1f\x8b" + BIG.encode()):

@@ -77,7 +77,7 @@ NODES = ProxyConfig(
 )
 
 
-@pytest.mark.check("X4", "403: only the key of a node may mark a request as that of a node")
+@pytest.mark.check("X4", "403")
 @pytest.mark.parametrize("key", [b"infer", b"given", b"control"])
 @pytest.mark.parametrize("request_of", [get, post], ids=["list", "chat"])
 def test_header_of_a_node_needs_the_key_of_a_node(make_rig: MakeRig, key: bytes, request_of: object) -> None:
@@ -103,7 +103,7 @@ RIGHTS = ProxyConfig(
 )
 
 
-@pytest.mark.check("X4", "401 or 403 without the right")
+@pytest.mark.check("X4", "401 or 403")
 @pytest.mark.parametrize(
     "header", [b"Authorization: Bearer ", b"x-api-key: ", b"X-Api-Key:", b"authorization: bearer "]
 )
@@ -132,7 +132,7 @@ def test_only_a_key_with_the_right_control_can_use_the_control_api(
     assert rig.backend.requested_models == []
 
 
-@pytest.mark.check("X4", "403 for every key")
+@pytest.mark.check("X4", "403")
 @pytest.mark.parametrize(
     "path",
     [
@@ -173,7 +173,7 @@ PROPS = b'{"total_slots":4,"model_path":"/srv/models/tiny.gguf","chat_template":
 PROPS_FOR_ALL = b'{"total_slots":4,"model_path":"tiny.gguf"            ,"chat_template":"{{ x }}"}'
 
 
-@pytest.mark.check("X4", "other keys see file names without folders")
+@pytest.mark.check("X4")
 @pytest.mark.parametrize("path", [b"/props", b"/props?model=tiny", b"/lora-adapters"])
 @pytest.mark.parametrize("how", ["one read", "in pieces", "chunked", "chunked, HTTP/1.0"])
 def test_only_keys_with_control_see_file_paths(make_rig: MakeRig, path: bytes, how: str) -> None:
@@ -304,7 +304,7 @@ def await_epoch(rig: Rig, epoch: int) -> None:
         pass
 
 
-@pytest.mark.check("X4", "401 from the next request on")
+@pytest.mark.check("X4", "401 for the next request")
 def test_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     rig = make_rig(config_with_file(path, "one name=a\ntwo name=b\n"))
@@ -466,7 +466,7 @@ def fail(*_: object, **__: object) -> None:
     raise Broken
 
 
-@pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize("failing", ["lease", "queue", "pool_of", "_on_wanted"])
 def test_internal_error_releases_the_quota_of_the_key(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
@@ -497,7 +497,7 @@ def test_internal_error_releases_the_quota_of_the_key(
     serve_request(rig.connect(), Child(rig), chat(b"one"))
 
 
-@pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
+@pytest.mark.check("X8", "429 for a second body with `concurrent=1`")
 def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     rig.backend.unavailable = HttpError(503, "Loading model", queueable=True)
@@ -508,7 +508,7 @@ def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_ri
     over_limit(client, "key_concurrent", 1)
 
 
-@pytest.mark.check("X8", "a request that gets no server does not count towards rpm")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize("waits", [True, False])
 def test_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
     rig, _ = limited(make_rig, "rpm=1")
@@ -566,7 +566,7 @@ def test_requests_per_minute(make_rig: MakeRig) -> None:
     serve_request(client, child, chat(b"one"))
 
 
-@pytest.mark.check("X8", "it counts towards rpm and concurrent, and waits for a permit")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize("limit", ["rpm=1", "concurrent=1"])
 def test_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
     rig, _ = limited(make_rig, limit)
@@ -667,7 +667,7 @@ def test_client_that_leaves_a_stream_pays_for_received_tokens(make_rig: MakeRig)
     over_limit(client, "key_tokens", 46)  # 100 events, and 5 tokens for a prompt of 15 bytes
 
 
-@pytest.mark.check("X8", "the key is charged by time, at most the context")
+@pytest.mark.check("X8", "by time, at most the context")
 @pytest.mark.parametrize("begun", [True, False])
 def test_stream_without_token_events_is_charged(make_rig: MakeRig, *, begun: bool) -> None:
     rig, clock = limited(make_rig, "tpm=60")
@@ -727,7 +727,7 @@ COSTS = {
 }
 
 
-@pytest.mark.check("X8", "tpm counts the tokens of every item, at any position in the answer")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize(("path", "answered", "cost"), COSTS.values(), ids=COSTS)
 def test_key_pays_for_all_tokens_that_an_answer_reports(
     make_rig: MakeRig, path: bytes, answered: bytes, cost: int
@@ -756,7 +756,7 @@ UNNUMBERED = {
 }
 
 
-@pytest.mark.check("X8", "the key is charged for each item, also if `response_fields` leaves out its index")
+@pytest.mark.check("X8")
 @pytest.mark.parametrize(("answered", "cost"), UNNUMBERED.values(), ids=UNNUMBERED)
 def test_key_pays_for_items_without_an_index(make_rig: MakeRig, answered: bytes, cost: int) -> None:
     rig, _ = limited(make_rig, "tpm=60")
@@ -793,7 +793,7 @@ def test_request_refused_by_llama_server_costs_no_tokens(make_rig: MakeRig) -> N
     serve_request(client, Child(rig), chat(b"one"))
 
 
-@pytest.mark.check("X8", "the key is charged an estimate, whether the answer has begun or not")
+@pytest.mark.check("X8", "by an estimate")
 @pytest.mark.parametrize("stream", [b"true", b"false"])
 def test_client_that_disconnects_before_the_answer_pays_for_the_prompt(
     make_rig: MakeRig, stream: bytes

@@ -58,7 +58,7 @@ CRASHED = HttpError(
 )
 
 
-@pytest.mark.check("X4", "503 with the state, and no cause, remedy or log line")
+@pytest.mark.check("X4", "503 without cause, remedy or log line")
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/readyz"])
 @pytest.mark.parametrize(
     "config",

@@ -284,7 +284,7 @@ def bearer(key: str) -> bytes:
     return f"Authorization: Bearer {key}".encode()
 
 
-@pytest.mark.check("X4", "403 for every model that it does not name, by body, query and path")
+@pytest.mark.check("X4", "403 by body, query and path")
 def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     rig, many = make_many(ProxyConfig(key_file=keys_of(KEYS)), default="other")
     reaches(rig, many, CHATTY.id, json_post(CHAT, bearer("some"), model=CHATTY.id))
@@ -302,7 +302,7 @@ def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
         assert error["remedy"] == "Use a model that the key allows: gpt-4o* or BGE."
 
 
-@pytest.mark.check("X4", "the same 403 for both")
+@pytest.mark.check("X4", "403 for both")
 def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
     for path in (CHAT, b"/v1/models/"):
@@ -319,7 +319,7 @@ def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many:
     assert error["remedy"] == 'Set "model" to gpt-4o* or BGE.'
 
 
-@pytest.mark.check("X4", "no others in the list")
+@pytest.mark.check("X4")
 def test_key_for_certain_models_sees_only_them_in_the_list(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
 

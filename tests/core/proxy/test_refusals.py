@@ -101,13 +101,13 @@ SMUGGLED = {
 }
 
 
-@pytest.mark.check("X9", "400, closed, nothing behind it is served")
+@pytest.mark.check("X9", "400, closed")
 @pytest.mark.parametrize("raw", SMUGGLED.values(), ids=SMUGGLED)
 def test_invalid_framing_is_refused_and_connection_closed(rig: Rig, raw: bytes) -> None:
     refused(rig, raw + get(b"/smuggled"), 400)
 
 
-@pytest.mark.check("X9", "what came before is answered, then 400 and the end")
+@pytest.mark.check("X9")
 def test_request_after_invalid_framing_is_never_served(rig: Rig) -> None:
     client = rig.send(get(b"/livez") + b"garbage\r\n\r\n" + get(b"/livez"))
     assert status(client.message()[0]) == 200
@@ -115,7 +115,7 @@ def test_request_after_invalid_framing_is_never_served(rig: Rig) -> None:
     assert client.sees_the_end()
 
 
-@pytest.mark.check("X9", "405, 505 or 417, and closed")
+@pytest.mark.check("X9", "405, 505 or 417, closed")
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
@@ -211,7 +211,7 @@ def test_page_of_our_own_origin_may_call(rig: Rig) -> None:
     assert field(head, b"access-control-allow-origin") is None
 
 
-@pytest.mark.check("X3", "its name in the answer, and no header of the child about CORS")
+@pytest.mark.check("X3")
 def test_page_of_a_configured_origin_may_call(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",), api_keys=("k",)))
     client = rig.connect()
@@ -230,7 +230,7 @@ def test_page_of_a_configured_origin_may_call(make_rig: MakeRig) -> None:
     assert field(head, b"vary") == b"Origin"
 
 
-@pytest.mark.check("X3", "dropped")
+@pytest.mark.check("X3")
 def test_cors_headers_of_the_child_are_dropped(rig: Rig) -> None:
     client, child = rig.begin(get())
     child.send(answer(b"{}", b"Access-Control-Allow-Origin: *"))
@@ -240,7 +240,7 @@ def test_cors_headers_of_the_child_are_dropped(rig: Rig) -> None:
 DATA_ONLY = ProxyConfig(route_by_model=False, rules=HeadRules(data_only=True))
 
 
-@pytest.mark.check("X3", "403 fetch_destination: a browser shows and runs no answer of a model")
+@pytest.mark.check("X16", "403 fetch_destination")
 @pytest.mark.parametrize("path", [b"/", b"/x.html?model=m", b"/props", b"/v1/anything"])
 @pytest.mark.parametrize("use", [b"document", b"iframe", b"script", b"serviceworker", b"empty, script"])
 def test_browser_shows_and_runs_no_answer_of_a_model(make_rig: MakeRig, path: bytes, use: bytes) -> None:
@@ -248,7 +248,7 @@ def test_browser_shows_and_runs_no_answer_of_a_model(make_rig: MakeRig, path: by
     assert error["cause"] == "fetch_destination"
 
 
-@pytest.mark.check("X3", "an answer of a model has no type of a page, and is sandboxed")
+@pytest.mark.check("X16", "no type of a page, and sandboxed")
 def test_answer_of_a_model_is_data(make_rig: MakeRig) -> None:
     rig = make_rig(DATA_ONLY)
     client = rig.send(get(b"/x.html", b"Sec-Fetch-Dest: empty"))
@@ -280,7 +280,7 @@ def test_answers_of_llamasup_itself_are_shown(make_rig: MakeRig) -> None:
 KEYS = ProxyConfig(key_file=keys_of("first\nsecond\nadmin rights=inference,control"))
 
 
-@pytest.mark.check("X4", "401, and no model is asked")
+@pytest.mark.check("X4", "401")
 @pytest.mark.parametrize("path", [b"/", b"/props", CHAT, b"/metrics", b"/anything", b"/v1/models"])
 def test_request_without_a_key_is_refused(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
@@ -298,7 +298,7 @@ def test_request_without_a_key_is_refused(make_rig: MakeRig, path: bytes) -> Non
     assert rig.backend.requested_models == []
 
 
-@pytest.mark.check("X4", "passes, and the child sees no key of a client")
+@pytest.mark.check("X4", "llama-server sees no key of a client")
 @pytest.mark.parametrize(
     "line",
     [
@@ -340,7 +340,7 @@ def test_unusual_spelling_of_a_public_path_needs_a_key(make_rig: MakeRig, path: 
     assert declined(make_rig(KEYS), get(path), 401)["cause"] == "api_key"
 
 
-@pytest.mark.check("X4", "401, and the connection ends")
+@pytest.mark.check("X4", "401, closed")
 def test_missing_key_is_refused_before_the_body_is_read(make_rig: MakeRig) -> None:
     rig = make_rig(KEYS)
     client = rig.send(get(CHAT, b"Content-Length: 1000000", b"Expect: 100-continue", method=b"POST"))
@@ -364,7 +364,7 @@ def test_one_connection_may_carry_valid_and_invalid_keys(make_rig: MakeRig) -> N
 # --- the control API
 
 
-@pytest.mark.check("X4", "401 or 403, whatever keys there are")
+@pytest.mark.check("X4", "401 or 403")
 @pytest.mark.parametrize(
     ("config", "line", "code"),
     [
@@ -394,7 +394,7 @@ def test_admin_key_opens_the_control_api(make_rig: MakeRig) -> None:
     assert rig.backend.requested_models == []
 
 
-@pytest.mark.check("X4", "403 for an inference key")
+@pytest.mark.check("X4", "403")
 @pytest.mark.parametrize(
     "path", [b"/%6clamasup/v1/shutdown", b"//llamasup/v1/shutdown", b"/LLAMASUP/v1", b"/llamasup"]
 )
@@ -451,7 +451,7 @@ def test_remedy_for_a_closed_path_works(make_rig: MakeRig) -> None:
     passes(rig, post(b"/slots/0?action=save", b"{}"))
 
 
-@pytest.mark.check("X7", "passes")
+@pytest.mark.check("X7")
 @pytest.mark.parametrize(
     ("method", "path"),
     [(b"GET", b"/props"), (b"GET", b"/slots"), (b"GET", b"/toolset"), (b"POST", b"/tokenize")],
@@ -470,7 +470,7 @@ def test_configuration_can_open_a_closed_path(make_rig: MakeRig) -> None:
 SMALL = ProxyConfig(limits=Limits(body_bytes=1000, head_bytes=2000, headers=10, sweep_s=0.02))
 
 
-@pytest.mark.check("X8", "passes")
+@pytest.mark.check("X8")
 def test_body_of_32_mib_is_accepted(rig: Rig) -> None:
     body = b"x" * (32 << 20)
     client = rig.send(post(b"/tokenize", body))
@@ -549,7 +549,7 @@ def test_incomplete_request_times_out(make_rig: MakeRig, config: ProxyConfig, ra
     refused(make_rig(config), raw, 408)
 
 
-@pytest.mark.check("X8", "closed")
+@pytest.mark.check("X8")
 def test_idle_connection_is_closed_without_an_answer(make_rig: MakeRig) -> None:
     rig = make_rig(quick(keepalive_s=0.1))
     client = rig.send(get(b"/livez"))
@@ -557,7 +557,7 @@ def test_idle_connection_is_closed_without_an_answer(make_rig: MakeRig) -> None:
     assert client.sees_the_end()
 
 
-@pytest.mark.check("X8", "closed")
+@pytest.mark.check("X8")
 def test_silent_connection_is_closed(make_rig: MakeRig) -> None:
     assert make_rig(quick(head_s=0.1)).connect().sees_the_end()
 

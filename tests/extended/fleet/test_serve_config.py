@@ -224,7 +224,7 @@ async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> 
     assert msgspec.json.decode(await directory.nodes()) == []
 
 
-@pytest.mark.check("X1", "the replica of the ingress does not start")
+@pytest.mark.check("X1")
 @async_test
 async def test_ingress_without_keys_does_not_start_where_other_machines_reach_serve(
     monkeypatch: pytest.MonkeyPatch,

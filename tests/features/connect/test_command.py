@@ -29,7 +29,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.check("X13", "the settings file of a client with a key in it: mode 0600, whatever it was before")
+@pytest.mark.check("X13", "mode 0600")
 @pytest.mark.parametrize("before", [0o644, 0o640, 0o666, 0o604, 0o755, 0o600, 0o700])
 @pytest.mark.parametrize("client", ["claude-code", "continue"])
 def test_file_with_a_key_is_private(tmp_path: Path, client: str, before: int) -> None:

@@ -56,7 +56,7 @@ def run_ui(
     return asyncio.run(main()), opened
 
 
-@pytest.mark.check("X4", "in no argument of a process: a browser gets a private file, which has the token")
+@pytest.mark.check("X4")
 def test_browser_opens_a_private_file_and_no_argument_has_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

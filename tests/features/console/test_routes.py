@@ -109,7 +109,7 @@ def test_page_and_every_file_are_served(tmp_path: Path) -> None:
     run(tmp_path, visit)
 
 
-@pytest.mark.check("X3", "the page has an origin of its own where other pages have its address")
+@pytest.mark.check("X3", "an origin of its own")
 @pytest.mark.parametrize("owns_address", [False, True])
 def test_page_is_sandboxed_if_other_pages_have_its_address(tmp_path: Path, owns_address: bool) -> None:
     async def visit(world: World) -> None:
@@ -186,7 +186,7 @@ def test_console_that_is_off_serves_nothing_else(tmp_path: Path) -> None:
     run(tmp_path, visit, is_on=False)
 
 
-@pytest.mark.check("X4", "a secret that only the page has, and no cookie, which a browser adds by itself")
+@pytest.mark.check("X4", "the secret is no cookie")
 def test_token_becomes_a_secret(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         answer = await world.sign_in()
@@ -207,7 +207,7 @@ def test_token_becomes_a_secret(tmp_path: Path) -> None:
     run(tmp_path, visit)
 
 
-@pytest.mark.check("X4", "401 for a token that was used, or is older than a minute")
+@pytest.mark.check("X4", "then 401")
 def test_token_is_valid_once_and_for_a_minute(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         used, late = await world.token(), await world.token()
@@ -228,9 +228,7 @@ def through_proxy(client: str) -> dict[str, str]:
     return {"x-llamasup-through-proxy": "1", "x-llamasup-client": client}
 
 
-@pytest.mark.check(
-    "X4", "a session that was opened with a token of a key has the rights of this key, and ends with it"
-)
+@pytest.mark.check("X17")
 def test_token_of_a_key_inherits_its_rights_models_and_limits(tmp_path: Path) -> None:
     lines = "watch name=watch rights=control\nadmin name=ann@home rights=inference,control models=tiny rpm=3"
 
@@ -253,7 +251,7 @@ def test_token_of_a_key_inherits_its_rights_models_and_limits(tmp_path: Path) ->
     run(tmp_path, visit, key_lines=lines)
 
 
-@pytest.mark.check("X4", "403 for a token by a key that may not control")
+@pytest.mark.check("X4", "403")
 @pytest.mark.parametrize("client", ["key:phone", "key:revoked", "key:console", "x"])
 def test_other_key_gets_no_token(tmp_path: Path, client: str) -> None:
     async def visit(world: World) -> None:
@@ -279,7 +277,7 @@ def test_key_with_the_right_control_signs_in_under_its_name(tmp_path: Path) -> N
     run(tmp_path, visit, key_lines=KEYS)
 
 
-@pytest.mark.check("X4", "401 for a key that may not control")
+@pytest.mark.check("X4", "401")
 @pytest.mark.parametrize(("key", "cause"), [("infer", "key_rights"), ("wrong", "api_key"), ("", "api_key")])
 def test_other_key_does_not_sign_in(tmp_path: Path, key: str, cause: str) -> None:
     async def visit(world: World) -> None:
@@ -316,7 +314,7 @@ def test_signed_out_page_loses_its_session_and_its_key(tmp_path: Path) -> None:
     run(tmp_path, visit)
 
 
-@pytest.mark.check("X4", "401 for every other secret, and for a cookie")
+@pytest.mark.check("X4", "401")
 def test_other_secret_is_no_session(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         shown = (await world.sign_in()).json()
@@ -375,7 +373,7 @@ def test_stream_ends_when_the_key_of_its_session_is_removed(tmp_path: Path) -> N
     run(tmp_path, visit, key_lines=KEYS)
 
 
-@pytest.mark.check("X4", "a stream of events or of a log ends with the key that asked for it")
+@pytest.mark.check("X17")
 @pytest.mark.parametrize("line", ["", "admin name=ann rights=inference,control\n"])
 def test_stream_ends_when_its_key_is_removed_or_changed(tmp_path: Path, line: str) -> None:
     async def visit(world: World) -> None:

@@ -55,7 +55,7 @@ def test_token_in_place_of_its_file_is_not_shown(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.check("X4", "refused: neither the token nor a download goes to another host")
+@pytest.mark.check("X15")
 @pytest.mark.parametrize(
     ("old", "new", "start"),
     [

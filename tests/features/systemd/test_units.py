@@ -89,9 +89,9 @@ def test_systemd_verifies_the_user_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.check("X14")
 @pytest.mark.parametrize("unit", SYSTEM.values(), ids=SYSTEM)
 def test_exposure_is_at_most_1_5(tmp_path: Path, unit: Unit) -> None:
-    """X14."""
     done = analyze(tmp_path, "security", "--offline=true", "--threshold=15", written(tmp_path, unit))
     found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
     assert found, done.stderr

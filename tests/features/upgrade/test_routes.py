@@ -13,7 +13,7 @@ from tests.core.control.fake import AsyncControlClient, FakeControlTarget, serve
 from tests.core.control.test_routes import run
 
 
-@pytest.mark.check("X4", "403 for every key: it starts a program of the machine")
+@pytest.mark.check("X4", "403 for every key")
 def test_no_path_reaches_an_upgrade_through_the_proxy(tmp_path: Path) -> None:
     """Each byte, encoded, before and after the path and its last part."""
     path = "/llamasup/v1/upgrade"

@@ -125,7 +125,7 @@ def test_errors_for_no_command_no_program_and_no_llama_server_differ(tmp_path: P
         parse_command([str(tmp_path / "y")], os.environ)
 
 
-@pytest.mark.check("X7", "refused with exit code 2: llama-server reads the prefix as a regular expression")
+@pytest.mark.check("X7", "exit code 2")
 @pytest.mark.parametrize("prefix", ["/a.b", "/(a|b)", "/a+", "/a/"])
 def test_strict_rejects_a_prefix_that_matches_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
     wrapping = parse_command([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)

@@ -65,7 +65,7 @@ def folder_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.check("X4", "401 without the key of the fleet")
+@pytest.mark.check("X4", "401 without it")
 @async_test
 async def test_node_serves_over_tls_with_the_keys_of_the_fleet_and_leaves_nothing(
     tmp_path: Path, folder_of_nodes: Path

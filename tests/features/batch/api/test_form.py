@@ -123,7 +123,7 @@ def test_body_that_is_no_form_is_refused(content_type: str) -> None:
         UploadForm(content_type)
 
 
-@pytest.mark.check("X8", "400: a form has few parts, small heads and fields, and 64 KiB outside its file")
+@pytest.mark.check("X8", "400")
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

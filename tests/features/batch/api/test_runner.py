@@ -208,7 +208,7 @@ async def test_batch_has_a_file_of_answers_and_one_of_errors(serve: Serve, tmp_p
         assert api.server.keys[0]
 
 
-@pytest.mark.check("X8", "the event loop serves other clients meanwhile")
+@pytest.mark.check("X8")
 @async_test
 async def test_forms_and_the_index_are_read_in_threads(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop is that of the proxy."""

@@ -135,7 +135,7 @@ def test_next_start_removes_what_a_kill_has_left_and_nothing_of_others(folder: P
         assert list(store.unfinished()) == [batch]
 
 
-@pytest.mark.check("X13", "a folder of the user for batches is refused; no file and no mode of it changes")
+@pytest.mark.check("X13")
 @pytest.mark.parametrize(
     "names",
     [("a.txt",), ("files/a.txt",), ("running/batch_1/a",), ("lock",), ("lost+found/x", "files/a")],
@@ -210,7 +210,7 @@ def test_contents_without_a_row_are_removed_while_llamasup_runs_but_not_those_th
     assert not store.part_path_of(arrives).exists()
 
 
-@pytest.mark.check("X8", "the content is removed, at the latest ten minutes later")
+@pytest.mark.check("X8", "removed within ten minutes")
 def test_no_content_stays_if_its_row_cannot_be_written(store: Store, folder: Path) -> None:
     too_late = replace(add(store, "f1"), id="f2", expires_at=10**40)
     store.part_path_of("f2").write_bytes(b"x")
@@ -224,7 +224,7 @@ def test_no_content_stays_if_its_row_cannot_be_written(store: Store, folder: Pat
     assert [path.name for path in (folder / "files").iterdir() if path.name[0] != "."] == ["f1"]
 
 
-@pytest.mark.check("X8", "400 storage_limit: files count for `disk` and `max_files` from their first byte on")
+@pytest.mark.check("X8", "400 storage_limit")
 def test_files_that_arrive_at_one_time_stay_within_the_bounds_together(store: Store) -> None:
     bounds = Batches(disk=Size(bytes=10), max_files=3)
     add(store, "f1", size=4)
