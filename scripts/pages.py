@@ -69,6 +69,14 @@ def deciles_table(rows: Mapping[str, Sequence[float]], digits: int = 0) -> str:
     return aligned_table(cells)
 
 
+def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> str:
+    """A Markdown table with a column for each run, and a row for each figure that a run has."""
+    rows = dict.fromkeys(row for column in columns.values() for row in column)
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    cells = ((row, " | ".join(column.get(row, "–") for column in columns.values())) for row in rows)
+    return "\n".join([*lines, *(f"| {row} | {values} |" for row, values in cells)])
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """The median, with the lowest and the highest value."""
     middle, least, most = (

@@ -31,7 +31,7 @@ from tests.features.repair.unusable_answers import UNPARSED, UNPARSED_OPTIONS, W
 from tests.kit.models import tiny_decoder
 from tests.real.bare_server import bare_server
 
-PAGE = "repair.md"
+PAGE = "measurements.md"
 REQUESTS = 200
 
 
@@ -110,10 +110,16 @@ def templates(runtime: str, folder: Path) -> str:
             for arguments, (as_is, repaired) in statuses(runtime, template, Path(home)).items():
                 before[arguments] += as_is == 200
                 after[arguments] += repaired == 200
+    alike: dict[tuple[int, int], list[str]] = {}
+    for text in before:
+        alike.setdefault((before[text], after[text]), []).append(f"`{json.dumps(text)}`")
     lines = [
         "| Arguments of the call | Templates that take the conversation | Repaired |",
         "|---|---:|---:|",
-        *(f"| `{json.dumps(text)}` | {before[text]} of {len(files)} | {after[text]} |" for text in before),
+        *(
+            f"| {', '.join(texts)} | {as_is} of {len(files)} | {repaired} |"
+            for (as_is, repaired), texts in alike.items()
+        ),
     ]
     return "\n".join(lines)
 

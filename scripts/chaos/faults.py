@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.menu import publish
-from scripts.pages import ROOT
+from scripts.pages import ROOT, side_by_side
 from scripts.processes import machine, runtime_for, seconds_to_ready
 from tests.e2e.driver import command
-from tests.extended.real.cycles import ResourceUsage, crash_cycles, leaked_resources
+from tests.extended.real.cycles import crash_cycles, leaked_resources
 from tests.extended.real.fault_cases import CASES, Case, UnsupportedFault, idle
 from tests.extended.real.fault_clients import Ending
 from tests.extended.real.fault_testbed import FaultTestbed, Outcome
@@ -35,10 +35,11 @@ from tests.extended.real.flood import flooded_over_quiet
 from tests.kit.tiny import tiny_decoder
 from tests.real.remains import folders_of
 
-PAGE = "reliability.md"
+PAGE = "measurements.md"
 MAX_ADDED_S = 0.1  # P6
 GONE_WITHIN_S = 2.0  # S14
 MAX_SLOWED = 1.1
+COUNTED = ("descriptors", "threads", "tasks", "children", "files")
 
 
 class Verdict:
@@ -57,7 +58,8 @@ def main(args: argparse.Namespace) -> int:
     if args.cycles:
         return only_cycles(*args.cycles)
     verdict = Verdict()
-    sections = [f"{machine()}, {time.strftime('%Y-%m-%d')}."]
+    outcomes: dict[str, dict[str, Outcome | str]] = {}
+    figures: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as folder:  # short: sockets lie below it
         home = Path(folder)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: probing a runtime takes 0.2 s
@@ -68,10 +70,11 @@ def main(args: argparse.Namespace) -> int:
             tiny = runtime_folder / "tiny.gguf"
             tiny.write_bytes(tiny_decoder())
             testbed, name = prepared(runtime, runtime_folder, tiny)
-            sections.append(f"### {name}\n")
-            sections += of_runtime(testbed, args, verdict)
-    text = "\n".join(sections)
-    publish(args, text)
+            cases = [case for case in CASES if args.only in case.name and not (args.quick and case.slow)]
+            outcomes[name] = dict(matrix(testbed, cases, verdict))
+            figures[name] = {} if args.only else single_figures(testbed, args.quick, verdict)
+    head = f"{machine()}, {time.strftime('%Y-%m-%d')}. {'; '.join(outcomes)}."
+    publish(args, "\n\n".join((head, table(list(outcomes.values())), side_by_side(figures))))
     for violation in verdict.broken:
         print(f"BROKEN: {violation}", file=sys.stderr)
     return 1 if verdict.broken else 0
@@ -83,38 +86,51 @@ def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[FaultTestbe
     return FaultTestbed(found.path, folder, tiny), found.name
 
 
-def of_runtime(testbed: FaultTestbed, args: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
-    cases = [case for case in CASES if args.only in case.name and not (args.quick and case.slow)]
-    yield from matrix(testbed, cases, verdict)
-    if args.only:
-        return
-    yield from crash_to_served(testbed, 3 if args.quick else 15, verdict)
-    services, crashes = (4, 10) if args.quick else (21, 50)  # the first service is a warm-up
-    yield from cycles(testbed, services, crashes, verdict)
-    yield from flood(testbed, 10 if args.quick else 60, verdict)
+def single_figures(testbed: FaultTestbed, quick: bool, verdict: Verdict) -> dict[str, str]:
+    services, crashes = (4, 10) if quick else (21, 50)  # the first service is a warm-up
+    return {
+        **crash_to_served(testbed, 3 if quick else 15, verdict),
+        **cycles(testbed, services, crashes, verdict),
+        **flood(testbed, 10 if quick else 60, verdict),
+    }
 
 
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def matrix(testbed: FaultTestbed, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
-    yield "| Fault | Clients saw | Noticed after | Back-off | Serves again after | Left behind |"
-    yield "|---|---|---:|---:|---:|---|"
+def matrix(
+    testbed: FaultTestbed, cases: Sequence[Case], verdict: Verdict
+) -> Iterator[tuple[str, Outcome | str]]:
+    """Yield the outcome of each fault, or why it has none."""
     for case in cases:
         began_s = time.monotonic()
         try:
             outcome = case.run(testbed)
         except UnsupportedFault as why:
-            yield f"| {case.name} | not run: {why} | | | | |"
+            yield case.name, f"not run: {why}"
             continue
         except AssertionError as error:  # llamasup did not start, did not serve again, or did not end
-            yield f"| {case.name} | **failed** | | | | |"
+            yield case.name, "**failed**"
             verdict.expect(False, f"{case.name}: {error}")
             continue
-        print(f"{testbed.runtime}: {case.name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+        took_s = time.monotonic() - began_s
+        print(f"{testbed.runtime}: {' | '.join(row(outcome))} | {case.name}: {took_s:.1f} s", file=sys.stderr)
         judge(case, outcome, verdict)
-        yield row(case, outcome)
-    yield ""
+        yield case.name, outcome
+
+
+def table(runtimes: Sequence[Mapping[str, Outcome | str]]) -> str:
+    """A row for each fault. A cell has the values of all runtimes, once if they are equal."""
+    lines = [
+        "| Fault | Clients saw | Noticed after | Serves again after | Left behind |",
+        "|---|---|---:|---:|---|",
+    ]
+    for name in runtimes[0]:
+        found = [outcomes[name] for outcomes in runtimes if name in outcomes]
+        rows = [(outcome, "", "", "") if isinstance(outcome, str) else row(outcome) for outcome in found]
+        cells = (" · ".join(dict.fromkeys(column)) for column in zip(*rows, strict=True))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
@@ -129,7 +145,7 @@ def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
         verdict.expect(outcome.count(Ending.CUT) == 0, f"cut without an error event: {detail}")
 
 
-def row(case: Case, outcome: Outcome) -> str:
+def row(outcome: Outcome) -> tuple[str, str, str, str]:
     endings = "; ".join(
         f"{outcome.count(ending)} {ending.value}" for ending in Ending if outcome.count(ending)
     )
@@ -137,9 +153,7 @@ def row(case: Case, outcome: Outcome) -> str:
         left = f"nothing after {shown(outcome.gone_s)}"
     else:
         left = ", ".join(outcome.left) or "nothing"
-    waited = shown(outcome.restart_in_s) if outcome.restart_in_s else "–"
-    cells = (case.name, endings, shown(outcome.detected_s), waited, shown(outcome.serves_s), left)
-    return f"| {' | '.join(cells)} |"
+    return endings, shown(outcome.detected_s), shown(outcome.serves_s), left
 
 
 def shown(seconds: float | None) -> str:
@@ -159,7 +173,7 @@ def plan_of(testbed: FaultTestbed, model: Path) -> Mapping[str, Any]:
     return plan
 
 
-def crash_to_served(testbed: FaultTestbed, repeats: int, verdict: Verdict) -> Iterator[str]:
+def crash_to_served(testbed: FaultTestbed, repeats: int, verdict: Verdict) -> dict[str, str]:
     """P6, alternating with the same command line without llamasup."""
     plan = plan_of(testbed, testbed.tiny)
     own_s, added_s = [], []
@@ -170,15 +184,15 @@ def crash_to_served(testbed: FaultTestbed, repeats: int, verdict: Verdict) -> It
         added_s.append(late_s - own_s[-1])
     added = statistics.median(added_s)
     verdict.expect(added <= MAX_ADDED_S, f"P6: {shown(added)} added to the server's own load time")
-    yield (
-        f"**Crash to served again** (P6; {repeats} times, medians): a request sent right after the SIGKILL "
-        f"waits {shown(added)} ({shown(min(added_s))} to {shown(max(added_s))}) longer than the server's own "
-        f"load time. That time is {shown(statistics.median(own_s))}, measured in turn with the same command "
-        "line without llamasup. Promised: at most 100 ms.\n"
-    )
+    return {
+        "load time of the server": shown(statistics.median(own_s)),
+        f"a request right after a SIGKILL waits longer by (P6, median of {repeats}; at most 100 ms)": (
+            f"{shown(added)} ({shown(min(added_s))} to {shown(max(added_s))})"
+        ),
+    }
 
 
-def cycles(testbed: FaultTestbed, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
+def cycles(testbed: FaultTestbed, services: int, crashes: int, verdict: Verdict) -> dict[str, str]:
     """S18, in a process of its own, because this process has other resources."""
     home = testbed.new_folder()
     words = [testbed.runtime, str(testbed.tiny), str(home), str(services), str(crashes)]
@@ -190,39 +204,29 @@ def cycles(testbed: FaultTestbed, services: int, crashes: int, verdict: Verdict)
         cwd=ROOT,
     )
     verdict.expect(done.returncode == 0, f"S18: {done.stdout}")
-    yield done.stdout
+    name, _, changes = done.stdout.strip().partition(": ")
+    return {name: changes}
 
 
 def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str) -> int:
     usages = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
     before, after = usages[0], usages[-1]
-    print(
-        f"**{after.cycles - before.cycles:,} crash cycles** (S18): a server is killed in mid-stream "
-        f"{crashes} times, then stopped and started, all this {len(usages) - 1} times in one process:\n\n"
-        f"| | descriptors | threads | tasks | children | files | RSS |\n|---|---:|---:|---:|---:|---:|---:|"
-    )
-    for name, usage in (("before", before), ("after", after)):
-        print(f"| {name} | {' | '.join(map(str, figures(usage)))} | {usage.rss_bytes / 1e6:.1f} MB |")
+    changes = [f"{getattr(before, name)} → {getattr(after, name)} {name}" for name in COUNTED]
+    changes.append(f"{before.rss_bytes / 1e6:.1f} → {after.rss_bytes / 1e6:.1f} MB")
     growth = leaked_resources(usages)
-    print("".join(f"\n{growth_line}" for growth_line in growth))
+    print(f"{after.cycles - before.cycles:,} crash cycles (S18): {', '.join([*changes, *growth])}")
     return 1 if growth else 0
 
 
-def figures(usage: ResourceUsage) -> tuple[int, ...]:
-    return usage.descriptors, usage.threads, usage.tasks, usage.children, usage.files
-
-
-def flood(testbed: FaultTestbed, rounds: int, verdict: Verdict) -> Iterator[str]:
+def flood(testbed: FaultTestbed, rounds: int, verdict: Verdict) -> dict[str, str]:
     """S19."""
     pairs_s = flooded_over_quiet(testbed, rounds=rounds, requests=50)
     ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in pairs_s)
     ratio = statistics.median(ratios)
     verdict.expect(ratio <= MAX_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
-    yield (
-        f"**A million log lines a minute** (S19): a small request takes {ratio:.2f} times as long as with "
-        f"a quiet log (median of {rounds} rounds, in turn; half of them within "
-        f"{ratios[len(ratios) // 4]:.2f}–{ratios[3 * len(ratios) // 4]:.2f}).\n"
-    )
+    middle = f"{ratios[len(ratios) // 4]:.2f} to {ratios[3 * len(ratios) // 4]:.2f}"
+    name = f"factor of a request's time with a million log lines a minute (S19, median of {rounds})"
+    return {name: f"{ratio:.2f} (half: {middle})"}
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -25,28 +25,30 @@ import time
 from pathlib import Path
 
 from scripts.menu import publish
+from scripts.pages import side_by_side
 from scripts.processes import machine, runtime_for
 from tests.extended.soak.stress import Report, stress
 from tests.kit.tiny import tiny_decoder
 
-PAGE = "reliability.md"
+PAGE = "measurements.md"
 
 
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and children would inherit this
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the clean-up runs
-    sections, reports = [], []
+    columns, reports = {}, []
     for runtime in args.runtime or [os.environ.get("LLAMASUP_TEST_SERVER") or "embedded"]:
         name, report = of_runtime(runtime, args.minutes, args.seed)
-        heading = f"### {name}, {args.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
-        sections.append("\n".join((heading, "", *report.table())))
+        print("\n".join((f"{name}\n", *report.table())), file=sys.stderr)
+        columns[name] = report.summary()
         reports.append(report)
         for violation in report.violations:
             print(f"OFF: {violation}")
     failed = any(report.violations for report in reports)
     if failed:
         args.write = None
-    publish(args, "\n\n".join(sections))
+    heading = f"{machine()}, {args.minutes:g} min, {time.strftime('%Y-%m-%d')}."
+    publish(args, f"{heading}\n\n{side_by_side(columns)}")
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""The faults of the matrix (docs/reliability.md), injected into a real llama-server under ``llamasup run``.
+"""The faults of the matrix (docs/measurements.md), injected into a real llama-server under ``llamasup run``.
 
 A case injects one fault and returns its outcome. The tests and scripts/chaos/faults.py judge the outcome.
 """

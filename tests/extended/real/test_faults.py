@@ -1,4 +1,4 @@
-"""The fault matrix of docs/reliability.md as tests: they check counts, not times."""
+"""The fault matrix of docs/measurements.md as tests: they check counts, not times."""
 
 from __future__ import annotations
 

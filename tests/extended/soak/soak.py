@@ -91,6 +91,19 @@ class Report:
         third, last = self.samples[2 * quarter : 3 * quarter], self.samples[3 * quarter :]
         return min(sample.rss_bytes for sample in last) - min(sample.rss_bytes for sample in third)
 
+    def summary(self) -> dict[str, str]:
+        """The counts of all requests, and what llamasup used: a column of docs/measurements.md."""
+        faults = Counter(span.what for span in self.spans)
+        usages = [usage for usage in (self.start, self.end) if usage is not None]
+        return {
+            **{outcome.value: f"{self.count(outcome):,}" for outcome in Outcome},
+            "faults": ", ".join(f"{count} × {what}" for what, count in faults.items()),
+            "RSS at the start and at the end": " → ".join(
+                f"{usage.rss_bytes / 1e6:.1f} MB" for usage in usages
+            ),
+            "descriptors": " → ".join(f"{usage.descriptors}" for usage in usages),
+        }
+
     def table(self) -> Iterator[str]:
         yield f"| What the client does | {' | '.join(Outcome)} |"
         yield f"|---|{'---:|' * len(Outcome)}"

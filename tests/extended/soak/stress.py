@@ -67,6 +67,17 @@ class Report:
     def count(self, *verdicts: Verdict) -> int:
         return sum(count for (_, verdict), count in self.counts.items() if verdict in verdicts)
 
+    def summary(self) -> dict[str, str]:
+        """The counts of all requests and changes: a column of docs/measurements.md."""
+        verdicts = (verdict for verdict in Verdict if self.count(verdict) or verdict is Verdict.WRONG)
+        return {
+            **{verdict.value: f"{self.count(verdict):,}" for verdict in verdicts},
+            "longest wait of a client": f"{self.longest_wait_s:.1f} s",
+            "changes and faults": f"{self.done.total():,}",
+            "loads of a model": f"{self.events['loaded']:,}",
+            "seed": f"{self.seed}",
+        }
+
     def table(self) -> Iterator[str]:
         yield f"| Request | {' | '.join(Verdict)} |"
         yield f"|---|{'---:|' * len(Verdict)}"

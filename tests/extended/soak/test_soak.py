@@ -1,6 +1,6 @@
 """A minute and a half of scripts/chaos/soak.py: mixed load on a server that is killed, stopped, restarted.
 
-For the embedded runtime, run scripts/chaos/soak.py by hand (docs/reliability.md). Single faults:
+For the embedded runtime, run scripts/chaos/soak.py by hand (docs/measurements.md). Single faults:
 test_faults.py.
 """
 
