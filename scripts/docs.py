@@ -44,7 +44,6 @@ PARTS = {
     "grafana": Part("configs/grafana/llamasup.json", "grafana_board:board_text", is_whole_file=True),
     "keys": Part("docs/configuration.md", "settings:keys"),
     "metrics": Part("docs/observability.md", "tables:metrics"),
-    "phases": Part("docs/proxy.md", "tables:phases"),
     "pool-states": Part("docs/design.md", "pool_states:diagram"),
     "reach": Part("docs/security.md", "security:reach_table"),
     "rooms": Part("docs/design.md", "rooms:diagram"),

@@ -1,4 +1,4 @@
-"""The tables of causes, metrics, phases of a client connection, and states of an exchange."""
+"""The tables of causes, metrics, and states of an exchange."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections import defaultdict
 from llamasup import errors
 from llamasup.core.llama_server import diagnosis
 from llamasup.core.observability.prometheus import own_families
-from llamasup.core.proxy.client_transport import PHASES, longest_s
 from llamasup.core.proxy.exchange_states import MEANINGS, TRANSITIONS, State
-from llamasup.core.proxy.settings import Limits
 from scripts.pages import ROOT
 
 # A diagnosis that no line of the log gives: where it is made, its cause and its exit code are literals.
@@ -48,16 +46,6 @@ def metrics() -> str:
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
         name = family.name + _METRIC_SUFFIXES.get(family.type, "")
         rows.append(f"| `{name}` | {labels} | {family.type} | {family.documentation} |")
-    return "\n".join(rows)
-
-
-def phases() -> str:
-    """The phases of a client connection, with their limits."""
-    rows = ["| phase | of the connection | at most | and then |", "|---|---|---|---|"]
-    for phase, rule in PHASES.items():
-        limit = f"`{rule.limit}`, {longest_s(phase, Limits()):g} s" if rule.limit else "–"
-        end = "" if not rule.limit else f"408: the {rule.part} took too long" if rule.part else "closed"
-        rows.append(f"| {phase.value} | {rule.meaning} | {limit} | {end} |")
     return "\n".join(rows)
 
 
