@@ -10,7 +10,7 @@ the status, or if anything is left behind.
     python -m scripts.chaos models [--minutes 10] [--runtime PATH|embedded …] [--seed N] [--write]
 
 The seed decides the changes, the requests, their order and the pauses. The load is in
-tests/real/stress*.py; a test runs 30 s of it on each runtime.
+tests/extended/soak/stress*.py; a test runs 30 s of it on each runtime.
 """
 
 from __future__ import annotations

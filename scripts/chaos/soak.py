@@ -7,7 +7,7 @@ anything behind.
 
     python -m scripts.chaos soak [--minutes 30] [--runtime PATH|embedded …] [--seed N] [--write]
 
-The load and the faults are in tests/real/soak*.py; a test runs 90 s of them.
+The load and the faults are in tests/extended/soak/soak*.py; a test runs 90 s of them.
 """
 
 from __future__ import annotations
