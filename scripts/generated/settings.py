@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from inspect import cleandoc
 
@@ -15,10 +16,13 @@ from llamasup.core.settings.kinds import (
     Integer,
     IntegerOr,
     Kind,
+    Listen,
     Many,
+    Name,
     Named,
     OneOf,
     Section,
+    SizeText,
     Time,
 )
 from llamasup.core.settings.model import ModelEntry, ModelSettings
@@ -27,6 +31,8 @@ from llamasup.features.peers.settings import PeerEntry
 from llamasup.features.virtual.settings import VirtualEntry
 from llamasup.fleet.settings import Fleet, FleetModel
 
+_PLURALS = {"a name or pattern": "names or patterns", "text": "texts"}
+"""What a list has several of."""
 LOCATIONS = frozenset({"path", "repo", "url"})
 
 
@@ -36,27 +42,24 @@ def keys() -> str:
     parts = [_table("At the top", "", Config, top)]
     for name, (_, setting) in top.items():
         if name == "models":
-            about = f"{setting.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
+            about = "Of one model, besides the keys of [`defaults`](#defaults):"
             shared = settings_of(ModelSettings)
             own = {key: of for key, of in settings_of(ModelEntry).items() if key not in shared}
             parts.append(_table("`models`", about, ModelEntry, own))
         elif name == "virtual_models":
-            about = (VirtualEntry.__doc__ or "").replace(
-                "docs/virtual-models.md", "[virtual-models.md](virtual-models.md)"
-            )
-            parts.append(_table("`virtual_models`", f"Of one name. {about}", VirtualEntry))
+            parts.append(_table("`virtual_models`", f"Of one name. {VirtualEntry.__doc__}", VirtualEntry))
         elif name == "peers":
-            about = (PeerEntry.__doc__ or "").replace("docs/peers.md", "[peers.md](peers.md)")
+            about = PeerEntry.__doc__ or ""
             parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", PeerEntry))
         elif isinstance(setting.kind, Section):
             group = setting.kind.keys
             about = cleandoc(group.__doc__ or "").replace("``", "`").replace("\n", " ")
-            about = about.replace("docs/ray.md", "[ray.md](ray.md)")
+            about = "" if about == setting.about else about  # the table at the top has it
             parts.append(_table(f"`{name}`", about, group))
             if group is Fleet:
                 about = cleandoc(FleetModel.__doc__ or "")
                 parts.append(_table("`fleet.models`", about, FleetModel))
-    return "\n\n".join(parts)
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", "\n\n".join(parts))
 
 
 def _table(
@@ -73,23 +76,36 @@ def _table(
     defaults = {field.name: field.default for field in structs.fields(group)}
     for name, (field, setting) in (settings_of(group) if keys is None else keys).items():
         default = default_text(defaults.get(field) if setting.default is None else setting.default)
+        default = "" if default == "none" else _cell(default)
         note = "" if setting.outside == "nothing" else " ¹"
         takes = _cell(takes_text(setting.kind))
-        lines.append(f"| `{name}` | {takes} | {_cell(default)} | {_cell(setting.about)}{note} |")
+        lines.append(f"| `{name}` | {takes} | {default} | {_cell(setting.about)}{note} |")
     return "\n".join(lines)
 
 
 def takes_text(kind: Kind) -> str:
-    """Describe the values that a key takes."""
+    """Describe the values that a key takes. The page explains how times, sizes and names are written."""
     match kind:
         case Many(of, or_one):
-            return f"{of.allowed}; or a list" if or_one else kind.allowed
+            return f"{takes_text(of)}; or a list" if or_one else f"a list of {_PLURALS[takes_text(of)]}"
         case Section(keys, short=short) if short:
-            return f"{takes_text(settings_of(keys)[short][1].kind)}; or keys, see below"
+            return f"{takes_text(settings_of(keys)[short][1].kind)}; or keys"
         case Section():
-            return "keys, see below"
+            return "keys"
+        case Named(Section()):
+            return "names, each with keys"
         case Named(of):
-            return f"names; each has {takes_text(of)}"
+            return f"names, each with {takes_text(of)}"
+        case Integer() | IntegerOr():
+            return re.sub("^a whole number,? (from )?", "", kind.allowed)
+        case Listen():
+            return kind.allowed.replace(" such as 127.0.0.1:8080 or [::1]:8080", "")
+        case Time() | SizeText():
+            return re.sub(" such as [^,]+(, 10m)?( or 1h30m)?", "", kind.allowed)
+        case Name(pattern=pattern):
+            return "a name or pattern" if pattern else "a name"
+        case FilePath(allowed=allowed):
+            return allowed.removeprefix("the path of ")
         case _:
             return kind.allowed
 

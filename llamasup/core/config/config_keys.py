@@ -56,13 +56,10 @@ _LOOPBACK: Final = (TcpAddress("127.0.0.1", 8080),)
 class RuntimeChoice(SettingGroup, frozen=True, kw_only=True):
     """The llama-server to use."""
 
-    path: str | None = setting(
-        RuntimeName(), "The llama-server. auto: the first that llamasup finds.", "auto"
-    )
+    path: str | None = setting(RuntimeName(), "auto: the first llama-server that llamasup finds.", "auto")
     watch: bool = setting(
         Boolean(),
-        "Move the models to the new build when the symbolic link in path changes, if the build proves "
-        "itself.",
+        "Move the models to the new build when the symbolic link in path changes, if its proof succeeds.",
         unset=False,
     )
 
@@ -86,7 +83,7 @@ class Auth(SettingGroup, frozen=True, kw_only=True):
     )
     insecure_no_auth: bool = setting(
         Boolean(),
-        "Allow listening on addresses that other machines can reach, without a key.",
+        "Listen without a key on addresses that other machines can reach.",
         names="rights",
         unset=False,
     )
@@ -151,8 +148,8 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     ui: bool = setting(Boolean(), "Serve the web console at /llamasup/.", unset=True)
     api_config: ApiConfig = setting(
         OneOf(get_args(ApiConfig)),
-        "What a config that comes through an address for clients, or from the console, may change. safe: "
-        "nothing that names a program, a path, a host or flags. full: these too.",
+        "What a config from a client or the console may change. safe: nothing that names a program, a "
+        "path, a host or flags. full: these as well.",
         names="rights",
         unset="safe",
     )
@@ -191,7 +188,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     )
     follow_links: bool = setting(
         Boolean(),
-        "Serve files outside of these folders to which links in them lead. Only in folders of this user.",
+        "Follow links that lead out of these folders. Only in folders that belong to this user.",
         names="path",
         unset=False,
     )
@@ -206,14 +203,14 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         Section(Memory), "The most memory that all models together may use.", unset=Memory()
     )
     max_loaded: int | None = setting(
-        Integer(1), "The number of models that may be loaded at the same time.", "as many as fit"
+        Integer(1), "How many models may be loaded at the same time.", "as many as fit"
     )
     default_model: str | None = setting(
         Name(), "The model for requests that name no model.", "the only model, if there is one"
     )
     swap_after_s: float = setting(
         Time(),
-        "How long a request for an unloaded model waits before busy models have to make room.",
+        "How long a request for an unloaded model waits before busy models must make room.",
         unset=5.0,
     )
     defaults: ModelSettings = setting(

@@ -68,13 +68,13 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     parallel: int | None = setting(
         Integer(1, 1024),
-        "The number of slots: how many requests the server computes at the same time.",
+        "Slots: how many requests the server computes at the same time.",
         "planned",
         flag=Flag(help="Number of slots: how many requests run at the same time.", checked=False),
     )
     gpu_layers: GpuLayers | None = setting(
         IntegerOr(0, ("auto", "all")),
-        "The number of layers on the GPU. auto: as many as fit.",
+        "Layers on the GPU. auto: as many as fit.",
         "auto",
         flag=Flag(noun="a number of layers", help="Number of layers on the GPU."),
     )
@@ -92,7 +92,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     flash_attn: FlashAttn | None = setting(
         OneOf(get_args(FlashAttn)),
-        "Whether to use flash attention. auto: on where it is supported.",
+        "Flash attention. auto: on where it is supported.",
         "auto",
         flag=Flag(help="Use flash attention."),
     )
@@ -147,7 +147,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     nice: int | None = setting(
         Integer(0, 19),
-        "The nice value of llama-server: 19 yields the CPU most. It cannot be below that of llamasup.",
+        "The nice value of llama-server: 19 yields the CPU most. At least the nice value of llamasup.",
         "that of llamasup",
         flag=Flag(help="Nice value of llama-server: 19 yields the CPU to other programs most."),
     )
@@ -189,7 +189,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
         Boolean(), "Load the model when llamasup starts.", default=False, of_name=True
     )
     replicas: int | None = setting(
-        Integer(1, 64), "The number of llama-server processes for the model.", default=1, of_name=True
+        Integer(1, 64), "llama-server processes for the model.", default=1, of_name=True
     )
     keep_slots: bool | None = setting(
         Boolean(),
@@ -201,14 +201,14 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
 
     max_concurrent: int | None = setting(
         Integer(1),
-        "The number of requests that may run at the same time.",
+        "How many requests may run at the same time.",
         "the number of slots",
         flag=Flag(of_service=True, help="Limit of concurrent requests. Default: the number of slots."),
         of_name=True,
     )
     max_queued: int | None = setting(
         Integer(0),
-        "The number of requests that may wait in the queue. Further requests are refused.",
+        "How many requests may wait. Further requests are refused.",
         default=256,
         flag=Flag(of_service=True, help="Limit of queued requests. Further requests are refused."),
         of_name=True,
@@ -225,14 +225,14 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     continue_streams: bool | None = setting(
         Boolean(),
-        "Continue a streamed answer with the next llama-server if its llama-server ends.",
+        "Continue a streamed answer on the next llama-server after a crash.",
         default=False,
         flag=Flag(of_service=True, help="Continue a streamed answer after the end of its llama-server."),
         of_name=True,
     )
     repair: Repair | None = setting(
         OneOf(get_args(Repair)),
-        "Repair malformed tool calls (`tools`), JSON that does not match its schema (`json`), or `both`.",
+        "What to repair: malformed tool calls, JSON that does not match its schema, or both.",
         default="off",
         flag=Flag(
             of_service=True,
@@ -242,7 +242,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     drain_timeout_s: float | None = setting(
         Time(),
-        "The time that running requests have to finish before the model is unloaded.",
+        "How long an unload waits for running requests to finish.",
         default=30.0,
         flag=Flag(of_service=True, help="How long a stop waits for requests in flight to finish."),
         of_name=True,
@@ -268,7 +268,7 @@ class ModelEntry(ModelSettings, frozen=True, kw_only=True):
     """A model by its name. Without path, repo and url, llamasup finds it in models_dir or caches."""
 
     path: str | None = setting(_MODEL_FILE, "The model file. Of a split model, any part.", "found by name")
-    repo: str | None = setting(Repo(), "The repository on the hub to download the model from.", "none")
+    repo: str | None = setting(Repo(), "The repository on the hub that has the model.", "none")
     url: str | None = setting(Url(), "The URL to download the model from.", "none")
     aliases: tuple[str, ...] = setting(Many(Alias()), "Other names of the model.", "none", unset=())
     where: str = ""

@@ -24,17 +24,13 @@ class Batches(SettingGroup, frozen=True, kw_only=True):
     )
     disk: Size = setting(
         SizeText(percent=False),
-        "The disk space for all files together; then uploads are refused.",
+        "The disk space for all files together. When it is full, uploads are refused.",
         unset=Size(bytes=10 << 30),
     )
-    max_files: int = setting(Integer(1, 1_000_000), "The number of files of a client.", unset=1_000)
-    max_lines: int = setting(Integer(1, 10_000_000), "The number of lines of a batch.", unset=100_000)
-    max_batches: int = setting(
-        Integer(1, 10_000), "The number of batches of a client that are not over.", unset=20
-    )
-    keep_days: int = setting(
-        Integer(1, 3_650), "How many days to keep files, and batches that are over.", unset=30
-    )
+    max_files: int = setting(Integer(1, 1_000_000), "How many files a client may have.", unset=1_000)
+    max_lines: int = setting(Integer(1, 10_000_000), "How many lines a batch may have.", unset=100_000)
+    max_batches: int = setting(Integer(1, 10_000), "How many unfinished batches a client may have.", unset=20)
+    keep_days: int = setting(Integer(1, 3_650), "How many days to keep files and finished batches.", unset=30)
     only_between: str | None = setting(
         Text("hours such as 22:00-07:00", _HOURS),
         "The hours of the local time in which batches run.",
