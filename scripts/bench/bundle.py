@@ -3,7 +3,7 @@
 Each round starts each of them once, in turns, so that all see the same machine. The goal: ready
 at most 400 ms after llama-server alone would be. The Python of .venv-bundle has what the bundle is made of:
 
-    [chrt -r 1] .venv-bundle/bin/python -m scripts.bench bundle [--bundle PATH] [--runtime PATH] [--write]
+    [chrt -r 1] .venv-bundle/bin/python -m scripts.bench bundle [--bundle PATH] [--runtime PATH]
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from scripts.menu import publish
 from scripts.pages import ROOT
 from scripts.processes import LLAMASUP, seconds_to_ready
 
-PAGE = "sidecar.md"
 MODEL = "demo"
 MOST_MS = 400
 
@@ -67,7 +65,7 @@ def main(options: argparse.Namespace) -> None:
             *rows,
         ]
     )
-    publish(options, text)
+    print(text)
 
 
 def rounds_of(starts: dict[str, Callable[[], float]], count: int) -> Rounds:
