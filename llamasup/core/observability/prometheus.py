@@ -94,7 +94,7 @@ class _OwnMetrics(Collector):
         yield _counter(
             "llamasup_requests",
             "Finished requests. Code 499: the client disconnected. Route `other`: unknown to llamasup. "
-            "The model is empty if the request was not for a model.",
+            "Empty model: the request was not for a model.",
             ("model", "route", "code"),
             {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
         )
@@ -109,52 +109,51 @@ class _OwnMetrics(Collector):
         yield _counter(
             "llamasup_context_ends",
             "Requests that did not fit into the context. `exceeded`: the prompt was too long. `cut`: the "
-            "answer ended at the limit. `shifted`: the oldest tokens were dropped.",
+            "answer stopped at the limit. `shifted`: the oldest tokens were dropped.",
             ("model", "kind"),
             {(model, kind): n for model, own in models.items() for kind, n in own.context_ends.items()},
         )
         yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
         yield _counter(
             "llamasup_loads",
-            "Starts of llama-server: loads and restarts after crashes, successful or not.",
+            "Starts of llama-server: loads and restarts, successful or not.",
             ("model",),
             _single(metrics.loads),
         )
         yield _counter(
             "llamasup_evictions",
-            "Unloads. `memory`, `group`: another model needed the memory or is of the same group. `count`: "
-            "too many models were loaded. `ttl`: the model was idle. `asked`: by a command. `changed`, "
-            "`removed`: its files or its config changed, or it was removed.",
+            "Unloads. `memory`: its memory was needed. `group`: another model of its group was needed. "
+            "`count`: too many models were loaded. `ttl`: it was idle. `asked`: by a command. `changed`, "
+            "`removed`: its files or its config.",
             ("model", "reason"),
             metrics.evictions,
         )
         yield _counter(
             "llamasup_replays",
-            "Requests that were sent again because their llama-server ended.",
+            "Requests that were sent again after a crash of llama-server.",
             ("model",),
             _single(metrics.replays),
         )
         yield _counter(
             "llamasup_batch_gave_way",
-            "Requests of batches that were refused or ended because other clients used the models. The batch "
-            "sends them again. Other metrics do not count them.",
+            "Requests of batches that yielded to other clients. The batch sends them again. Other metrics do "
+            "not count them.",
             ("model",),
             _single(metrics.gave_way),
         )
         yield _counter(
             "llamasup_continued_streams",
-            "Streamed answers whose llama-server ended, of models that continue them. `continued`: the next "
-            "one was asked for the rest. `refused`: that was not possible; the client got an error event.",
+            "Streams whose llama-server crashed, of models with continue_streams. `continued`: the next "
+            "llama-server continued. `refused`: the client got an error event.",
             ("model", "result"),
             metrics.continued,
         )
         yield _counter(
             "llamasup_repaired_requests",
-            "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
-            "had malformed arguments. `tool_call`, `json`: llamasup asked for a second answer, because the "
-            "first one did not match the format of the tool calls, or its JSON schema. `tool_call_failed`, "
-            "`json_failed`: the second one was no better. `schema_ignored`: llama-server had ignored the "
-            "schema; the client got 400.",
+            "Repaired requests, of models with repair. `arguments`: an earlier tool call had malformed "
+            "arguments. `tool_call`, `json`: the first answer did not match the format of tool calls, or the "
+            "JSON schema, and llamasup requested a second one. `tool_call_failed`, `json_failed`: the second "
+            "one did not match either. `schema_ignored`: llama-server ignored the schema; the client got 400.",
             ("model", "what"),
             metrics.repaired,
         )
@@ -165,14 +164,14 @@ class _OwnMetrics(Collector):
             dropped = metrics.lines_dropped()
             yield _counter(
                 "llamasup_access_log_dropped",
-                "Access log lines that were lost because the disk is full or hangs.",
+                "Lines of the access log that were lost because the disk was full or slow.",
                 (),
                 {(): dropped},
             )
         if metrics.traces_dropped is not None:
             yield _counter(
                 "llamasup_traces_dropped",
-                "Requests whose spans were lost because the trace collector is slow or does not work.",
+                "Requests whose spans were lost because the trace collector was slow or failed.",
                 (),
                 {(): metrics.traces_dropped()},
             )
