@@ -3,7 +3,7 @@
 The clients add up the tokens that the answers report, and llama-server counts in its /metrics. All sums must
 be equal, also those of each key. Exit code 1 if they are not.
 
-    python -m scripts.chaos usage [--runtime PATH|embedded]… [--write]
+    python -m scripts.chaos usage [--runtime PATH|embedded]…
 
 The load is in tests/extended/real/usage_load.py; a test runs 100 requests of it.
 """
@@ -20,13 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.menu import publish
 from scripts.processes import machine, runtime_for
 from tests.e2e.driver import NEW_INTERPRETER, command, llamasup
 from tests.extended.real.usage_load import COUNTS, KEYS, UsageLoad, counts_of, write_keys
 from tests.kit.tiny import tiny_decoder
 
-PAGE = "usage.md"
 FOLDERS = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 
 
@@ -37,9 +35,7 @@ def main(args: argparse.Namespace) -> int:
             text, equal = of_runtime(runtime, Path(folder), args)
         texts.append(text)
         is_equal = is_equal and equal
-    if not is_equal:
-        args.write = None
-    publish(args, "\n\n".join([f"{machine()}, {time.strftime('%Y-%m-%d')}.", *texts]))
+    print("\n\n".join([f"{machine()}, {time.strftime('%Y-%m-%d')}.", *texts]))
     return 0 if is_equal else 1
 
 
