@@ -57,8 +57,11 @@ def keys() -> str:
             about = "" if about == setting.about else about  # the table at the top has it
             parts.append(_table(f"`{name}`", about, group))
             if group is Fleet:
-                about = cleandoc(FleetModel.__doc__ or "")
-                parts.append(_table("`fleet.models`", about, FleetModel))
+                shared = settings_of(Fleet)
+                own = {key: of for key, of in settings_of(FleetModel).items() if key not in shared}
+                repeated = ", ".join(f"`{key}`" for key in settings_of(FleetModel) if key in shared)
+                about = f"Of one model: {repeated} as above, and these keys:"
+                parts.append(_table("`fleet.models`", about, FleetModel, own))
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", "\n\n".join(parts))
 
 
