@@ -41,7 +41,7 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
         SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"
     )
     when_idle: WhenIdle | None = setting(
-        OneOf(get_args(WhenIdle)), "What its replicas do when they are idle.", "that of fleet"
+        OneOf(get_args(WhenIdle)), "What its idle replicas do.", "that of fleet"
     )
 
 
@@ -68,12 +68,12 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     )
     key_file: Path | None = setting(
         FilePath("the path of a file with the fleet's secret", hidden=True),
-        "The file with the secret of the fleet. `llamasup fleet deploy` writes it if it is missing.",
+        "The secret of the fleet. `llamasup fleet deploy` writes it if it is missing.",
         "fleet.key next to the user's config",
     )
     ray: str = setting(
         Text("HOST:PORT, or auto"),
-        "The head of the Ray cluster to which this machine belongs. auto: found here.",
+        "The head of the Ray cluster. auto: of the cluster of this machine.",
         names="host",
         unset="auto",
     )
@@ -99,7 +99,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     )
     target_load: int = setting(
         Integer(1, 100),
-        "The percentage of its slots that a replica should have busy; else more start.",
+        "The percentage of busy slots above which more replicas start.",
         unset=80,
     )
     upscale_after_s: float = setting(
@@ -109,17 +109,17 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         Time(), "How long the load must be below the target before replicas stop.", unset=120.0
     )
     idle_after_s: float = setting(
-        Time(), "How long a replica must be idle before the last one ends, or it sleeps.", unset=600.0
+        Time(), "How long a replica must be idle before the last one stops, or it sleeps.", unset=600.0
     )
     when_idle: WhenIdle = setting(
         OneOf(get_args(WhenIdle)),
-        "What replicas do when they are idle. end: the last one ends. sleep: each unloads its "
-        "model, and ends only when Ray needs the room for another replica of the fleet.",
+        "What idle replicas do. end: the last one stops. sleep: each unloads its model, and stops only when "
+        "Ray needs the room for another replica of the fleet.",
         unset="end",
     )
     drain_timeout_s: float = setting(
         Time(),
-        "How long a replica that is to end waits for its running requests; then they end with an error.",
+        "How long a stopping replica waits for its running requests. Then they fail.",
         unset=600.0,
     )
     surge: bool = setting(

@@ -28,7 +28,7 @@ class PeerEntry(SettingGroup, frozen=True, kw_only=True):
     )
     key_file: Path | None = setting(
         FilePath("the path of a file with a key", hidden=True),
-        "The file with its API key for this node, alone. There, it has the rights inference,node.",
+        "A file that has only its API key for this node, with the rights inference,node.",
         "none; required for other machines",
     )
     ca_file: Path | None = setting(
