@@ -73,16 +73,15 @@ def _table(
         f"### {title}",
         "",
         *([about, ""] if about else []),
-        "| key | takes | default | |",
-        "|---|---|---|---|",
+        "| key | takes (default) | |",
+        "|---|---|---|",
     ]
     defaults = {field.name: field.default for field in structs.fields(group)}
     for name, (field, setting) in (settings_of(group) if keys is None else keys).items():
         default = default_text(defaults.get(field) if setting.default is None else setting.default)
-        default = "" if default == "none" else _cell(default)
         note = "" if setting.outside == "nothing" else " ¹"
-        takes = _cell(takes_text(setting.kind))
-        lines.append(f"| `{name}` | {takes} | {default} | {_cell(setting.about)}{note} |")
+        takes = _with_default(_cell(takes_text(setting.kind)), _cell(default))
+        lines.append(f"| `{name}` | {takes} | {_cell(setting.about)}{note} |")
     return "\n".join(lines)
 
 
@@ -111,6 +110,14 @@ def takes_text(kind: Kind) -> str:
             return allowed.removeprefix("the path of ")
         case _:
             return kind.allowed
+
+
+def _with_default(takes: str, default: str) -> str:
+    """Show the default in bold if it is one of the listed words, otherwise in parentheses."""
+    if default in ("", "none"):
+        return takes
+    word = rf"(?<![\w-]){re.escape(default)}(?![\w-])"
+    return re.sub(word, f"**{default}**", takes) if re.search(word, takes) else f"{takes} ({default})"
 
 
 def _cell(text: str) -> str:
