@@ -1,10 +1,11 @@
-"""The tables of keys of a config, and the keywords of the Python API, from the declarations of settings."""
+"""The lists of keys of a config, and the keywords of the Python API, from the declarations of settings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from inspect import cleandoc
+from textwrap import fill
 
 from msgspec import Struct, structs
 
@@ -37,51 +38,46 @@ LOCATIONS = frozenset({"path", "repo", "url"})
 
 
 def keys() -> str:
-    """The tables of keys: one for each section of a config."""
+    """The lists of keys: one for each section of a config."""
     top = keys_of(config_keys())
-    parts = [_table("At the top", "", Config, top)]
+    parts = [_list("At the top", "", Config, top)]
     for name, (_, setting) in top.items():
         if name == "models":
             about = "Of one model, besides the keys of [`defaults`](#defaults):"
             shared = settings_of(ModelSettings)
             own = {key: of for key, of in settings_of(ModelEntry).items() if key not in shared}
-            parts.append(_table("`models`", about, ModelEntry, own))
+            parts.append(_list("`models`", about, ModelEntry, own))
         elif name == "virtual_models":
-            parts.append(_table("`virtual_models`", f"Of one name. {VirtualEntry.__doc__}", VirtualEntry))
+            parts.append(_list("`virtual_models`", f"Of one name. {VirtualEntry.__doc__}", VirtualEntry))
         elif name == "peers":
             about = PeerEntry.__doc__ or ""
-            parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", PeerEntry))
+            parts.append(_list("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", PeerEntry))
         elif isinstance(setting.kind, Section):
             group = setting.kind.keys
             about = cleandoc(group.__doc__ or "").replace("``", "`").replace("\n", " ")
-            about = "" if about == setting.about else about  # the table at the top has it
-            parts.append(_table(f"`{name}`", about, group))
+            about = "" if about == setting.about else about  # the list at the top has it
+            parts.append(_list(f"`{name}`", about, group))
             if group is Fleet:
                 shared = settings_of(Fleet)
                 own = {key: of for key, of in settings_of(FleetModel).items() if key not in shared}
                 repeated = ", ".join(f"`{key}`" for key in settings_of(FleetModel) if key in shared)
                 about = f"Of one model: {repeated} as above, and these keys:"
-                parts.append(_table("`fleet.models`", about, FleetModel, own))
+                parts.append(_list("`fleet.models`", about, FleetModel, own))
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", "\n\n".join(parts))
 
 
-def _table(
+def _list(
     title: str, about: str, group: type[Struct], keys: Mapping[str, tuple[str, Setting]] | None = None
 ) -> str:
-    """Write the table of a section, or of these of its ``keys``."""
-    lines = [
-        f"### {title}",
-        "",
-        *([about, ""] if about else []),
-        "| key | takes (default) | |",
-        "|---|---|---|",
-    ]
+    """Write the list of a section's keys, or of these ``keys``."""
+    lines = [f"### {title}", "", *([about, ""] if about else [])]
     defaults = {field.name: field.default for field in structs.fields(group)}
     for name, (field, setting) in (settings_of(group) if keys is None else keys).items():
         default = default_text(defaults.get(field) if setting.default is None else setting.default)
         note = "" if setting.outside == "nothing" else " ¹"
-        takes = _with_default(_cell(takes_text(setting.kind)), _cell(default))
-        lines.append(f"| `{name}` | {takes} | {_cell(setting.about)}{note} |")
+        takes = _with_default(_shown(takes_text(setting.kind)), _shown(default))
+        begin = f"- [`{name}`](#{name}):" if takes == "keys" else f"- `{name}`: {takes}."
+        lines.append(_wrapped(f"{begin} {_shown(setting.about)}{note}"))
     return "\n".join(lines)
 
 
@@ -120,9 +116,13 @@ def _with_default(takes: str, default: str) -> str:
     return re.sub(word, f"**{default}**", takes) if re.search(word, takes) else f"{takes} ({default})"
 
 
-def _cell(text: str) -> str:
-    """A table cell that shows patterns and variables unchanged."""
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+def _wrapped(item: str) -> str:
+    return fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _shown(text: str) -> str:
+    """Show patterns and variables unchanged."""
+    return text.replace("*", "\\*").replace("_", "\\_")
 
 
 def arguments() -> str:

@@ -1,6 +1,6 @@
 """The configuration of ``serve``: the settings of its sections and models, and those at the top of the file.
 
-The reader, the JSON Schema and the tables in docs/configuration.md come from these declarations, and from the
+The reader, the JSON Schema and the lists in docs/configuration.md come from these declarations, and from the
 ``ConfigKey`` of each feature that has one.
 """
 

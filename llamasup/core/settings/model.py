@@ -1,7 +1,7 @@
 """The settings of a model, each declared once.
 
 From a declaration come the option of ``run`` and ``plan``, the key of a config, the keyword of ``serve`` in
-Python, the JSON Schema and the table in docs/configuration.md. ``None`` means that the user did not set it.
+Python, the JSON Schema and the list in docs/configuration.md. ``None`` means that the user did not set it.
 """
 
 from __future__ import annotations
