@@ -153,7 +153,7 @@ class _OwnMetrics(Collector):
             "Repaired requests, of models with repair. `arguments`: an earlier tool call had malformed "
             "arguments. `tool_call`, `json`: the first answer did not match the format of tool calls, or the "
             "JSON schema, and llamasup requested a second one. `tool_call_failed`, `json_failed`: the second "
-            "one did not match either. `schema_ignored`: llama-server ignored the schema; the client got 400.",
+            "one did not match. `schema_ignored`: llama-server ignored the schema; the client got 400.",
             ("model", "what"),
             metrics.repaired,
         )
