@@ -14,7 +14,7 @@ _ERRNO = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 # A word that is written as it is: a name of a file, an option, a command.
 _VERBATIM = re.compile(r"llamasup\b|rights=|chmod\b|\S*[./_=]\S")
 # A command to copy: a full stop would be copied, too.
-_ENDS_WITH_COMMAND = re.compile(r": (?:llamasup|chmod|pip|ln) [^:]*$|\./\S*$")
+_ENDS_WITH_COMMAND = re.compile(r": (?:llamasup|chmod|pipx|uv|ln|\S*python\S*) [^:]*$|\./\S*$")
 
 
 def without_errno(text: str) -> str:

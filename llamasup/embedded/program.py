@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.native import native
 from llamasup.embedded.arguments import ArgumentError, apply, parse
 from llamasup.embedded.option import Option, Question
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         _drop_stdout()
     except ImportError as error:
         sys.stderr.write(
-            f"error: the embedded runtime cannot load xllamacpp ({error}): pip install 'llamasup[embedded]'\n"
+            f"error: the embedded runtime cannot load xllamacpp ({error}). "
+            f"Install it: {install_command('embedded', again=True)}\n"
         )
     except Exception as error:
         sys.stderr.write(f"error: {type(error).__name__}: {without_errno(str(error))}\n")

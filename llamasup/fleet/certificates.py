@@ -11,6 +11,7 @@ import ipaddress
 
 from msgspec import Struct
 
+from llamasup.core.system.extras import install_command
 from llamasup.errors import FleetUnusable
 from llamasup.fleet.secret import derived
 
@@ -108,6 +109,5 @@ def missing(error: ImportError) -> FleetUnusable:
     """Make the error for a missing package of the extra."""
     return FleetUnusable(
         f"The package {error.name or 'ray'!r} is not installed, which a fleet needs.",
-        remedy="Install it with `pip install 'llamasup[fleet]'`, on this machine and on each node of the "
-        "Ray cluster.",
+        remedy=f"Install it on this machine and on each node of the Ray cluster: {install_command('fleet')}",
     )

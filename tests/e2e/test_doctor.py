@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.system.extras import install_command
 from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
 from tests.kit.models import big_endian_decoder
 from tests.kit.paths import FIXTURES
@@ -135,7 +136,7 @@ def test_missing_runtime_is_a_failed_check_and_no_error(tiny_model: Path) -> Non
     report = Report(done)
     assert report.code == 1
     assert report.bad == {"runtime"}
-    assert "pip install" in report.remedy("runtime")
+    assert install_command("embedded") in report.remedy("runtime")
     assert "model" not in report.checks
 
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.core.settings.units import Size
+from llamasup.core.system.extras import install_command
 from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.features.peers.nodes import ExpectedModel, Peer
 from llamasup.fleet.membership import Known, merged
@@ -302,7 +303,7 @@ def test_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Path
     for act in (lambda: app({"config": str(path)}), lambda: deploy.status(path), lambda: deploy.down(path)):
         with pytest.raises(FleetUnusable, match="is not installed") as error:
             act()
-        assert "pip install 'llamasup[fleet]'" in error.value.remedy
+        assert install_command("fleet") in error.value.remedy
         assert error.value.exit_code == 69
 
 

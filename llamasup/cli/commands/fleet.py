@@ -20,9 +20,7 @@ from llamasup.cli.stop_signals import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-commands = command_set(
-    "fleet", "Deploy models on a Ray cluster.\n\nThe commands need `pip install 'llamasup[fleet]'`."
-)
+commands = command_set("fleet", "Deploy models on a Ray cluster.\n\nThe commands need the extra `fleet`.")
 
 File = Annotated[Path | None, argument("[CONFIG]", "The config. Default: as for `llamasup serve`.")]
 Timeout = Annotated[float, option("--timeout", "SECONDS", "How long to wait. Ray goes on after it.", min=0)]

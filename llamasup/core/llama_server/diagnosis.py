@@ -113,7 +113,8 @@ _RULES: tuple[_Rule, ...] = (
           "Cannot execute {path!r}: {why}.", _OTHER_BUILD, _NO_RUNTIME),
     _rule("runtime_broken", r"ModuleNotFoundError: No module named '(?P<module>[\w.]+)'",
           "The embedded runtime lacks the Python module {module!r}.",
-          'Install it: pip install "llamasup[embedded]".', _NO_RUNTIME),
+          "Install it in the environment of the embedded runtime: python -m pip install xllamacpp.",
+          _NO_RUNTIME),
     # --- the command line ---
     _rule("flag_unknown", r"error: invalid argument: (?P<flag>.+)",
           "This llama-server does not know the argument {flag!r}.", _CHECK_FLAG, _USAGE),

@@ -33,6 +33,7 @@ from llamasup.core.llama_server.search import (
     devices_failed,
     unusable,
 )
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in, with_nvml_memory
 from llamasup.core.system.hardware.nvml import ask_nvml
 from llamasup.core.system.native import native
@@ -46,10 +47,6 @@ from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 _TIMEOUT_S = 20.0
 # Increase it whenever a parser of help_text.py changes: cached answers become invalid.
 _PARSER_REVISION = 3
-
-_REINSTALL_EMBEDDED = (
-    'Reinstall it: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
-)
 
 
 class Runtime(Struct, frozen=True):
@@ -273,7 +270,10 @@ def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -
     if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
         broken = unusable(_name(candidate), help_, options, timeout_s)
         if candidate.kind == "embedded":
-            raise BrokenRuntime(broken.message, remedy=_REINSTALL_EMBEDDED, lines=broken.lines)
+            remedy = (
+                f"Install it again: {install_command('embedded', again=True)}; or give another --runtime."
+            )
+            raise BrokenRuntime(broken.message, remedy=remedy, lines=broken.lines)
         raise broken
     capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
     if not capabilities.knows("--list-devices"):

@@ -162,7 +162,7 @@ def mismatch(asked: AskedJson, answer: TextAnswer, most_steps: int) -> str | Non
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
-    """Check the answer; None without the package jsonschema, too (``pip install 'llamasup[batch]'``)."""
+    """Return what is wrong with the answer; None without the package jsonschema (the extra ``batch``)."""
     try:
         import jsonschema
         from referencing.jsonschema import EMPTY_REGISTRY

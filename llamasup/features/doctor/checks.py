@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llamasup.core.llama_server.argv_builder import ignored_variables
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import LlamasupError
@@ -281,7 +282,7 @@ def check_nvml(facts: Facts) -> Iterator[Check]:
             "NVML",
             True,
             "not installed: llamasup asks the runtime for free memory, which is slower",
-            'Install it: pip install "llamasup[gpu]"',
+            f"Install it: {install_command('gpu')}",
         )
     elif remedy := _NVML_BROKEN.get(nvml.error):
         yield Check("NVML", False, nvml.problem, remedy)

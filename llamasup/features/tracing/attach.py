@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llamasup.core.control.interface import Host
 from llamasup.core.observability.observer import Observer
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.own_command import python_executable
 
 if TYPE_CHECKING:
@@ -49,4 +50,4 @@ def span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
 def _no_sdk(error: ImportError) -> str:
     if python_executable() is None:
         return "this application has no support for traces."
-    return f'the SDK of OpenTelemetry is missing ({error}). Install it: pip install "llamasup[otel]"'
+    return f"the SDK of OpenTelemetry is missing ({error}). Install it: {install_command('otel')}"

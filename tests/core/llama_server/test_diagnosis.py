@@ -71,7 +71,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "cuda-out-of-memory-request.made.log": ("ready", "out_of_memory_device", False, 71, "out of memory"),
     "cuda-out-of-memory-weights.made.log": ("starting", "out_of_memory_device", True, 71, "22118.40 MiB"),
     "draft-vocab-old.made.log": ("starting", "draft_mismatch", True, 65, "not compatible"),
-    "embedded-module-missing.made.log": ("starting", "runtime_broken", True, 69, "llamasup[embedded]"),
+    "embedded-module-missing.made.log": ("starting", "runtime_broken", True, 69, "pip install xllamacpp"),
     "exec-format.made.log": ("starting", "runtime_broken", True, 69, "Exec format error"),
     "glibc-too-old.made.log": ("starting", "library_missing", True, 69, "GLIBC_2.38"),
     "load-failed-silently.made.log": ("starting", "load_failed", True, 65, "'/models/big.gguf'"),

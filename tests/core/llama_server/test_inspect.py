@@ -14,6 +14,7 @@ import pytest
 
 from llamasup.core.llama_server import inspect, search
 from llamasup.core.llama_server.inspect import Runtime, find_runtime, library_folder, survey_runtimes
+from llamasup.core.system.extras import install_command
 from llamasup.core.system.own_command import own_command
 from llamasup.errors import BrokenRuntime, RuntimeMissing, TasksExhausted
 from tests.kit.paths import FIXTURES
@@ -171,14 +172,14 @@ def test_error_without_any_runtime_names_two_remedies(tmp_path: Path, packages: 
     missing = str(tmp_path / "missing")
     error = refusal(None, tmp_path, PATH=missing)
     assert missing in error.message
-    assert 'pip install "llamasup[embedded]"' in error.remedy
+    assert install_command("embedded") in error.remedy
     assert "--runtime" in error.remedy
 
 
 def test_missing_embedded_runtime_is_an_error(tmp_path: Path, packages: dict[str, Path]) -> None:
     script(tmp_path / "bin" / "llama-server")
     error = refusal("embedded", tmp_path, PATH=str(tmp_path / "bin"))
-    assert error.remedy == 'Install it: pip install "llamasup[embedded]"'
+    assert error.remedy == f"Install it: {install_command('embedded')}"
 
 
 @pytest.mark.parametrize("variable", [False, True])
@@ -735,7 +736,7 @@ def test_survey_lists_each_runtime_once(tmp_path: Path, packages: dict[str, Path
 def test_survey_without_runtime_has_the_error_of_find_runtime(packages: dict[str, Path]) -> None:
     (nothing,) = survey_runtimes(None, {"PATH": ""})
     assert isinstance(nothing.answer, RuntimeMissing)
-    assert "pip install" in nothing.answer.remedy
+    assert install_command("embedded") in nothing.answer.remedy
 
 
 def test_survey_continues_after_a_missing_choice(tmp_path: Path, embedded: Path) -> None:

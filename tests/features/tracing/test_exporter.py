@@ -15,6 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from llamasup._version import __version__
 from llamasup.core.system.batch_writer import BATCH
+from llamasup.core.system.extras import install_command
 from llamasup.features.tracing import exporter as module
 from llamasup.features.tracing.attach import span_exporter
 from llamasup.features.tracing.exporter import MAX_PENDING, SpanExporter
@@ -227,7 +228,7 @@ def test_invalid_variable_is_a_warning(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("is_bundle", "end"),
     [
-        (False, ' Install it: pip install "llamasup[otel]"'),
+        (False, f" Install it: {install_command('otel')}"),
         (True, "/v1/traces: this application has no support for traces."),
     ],
 )
