@@ -42,11 +42,17 @@ class Option(Struct, frozen=True):
 
     @property
     def shown_annotation(self) -> Any:
-        if not self.section:
-            return self.annotation
+        return self._annotated(rich_help_panel=self.section) if self.section else self.annotation
+
+    def with_help(self, help: str) -> Option:
+        """Copy the option for a command in which it has another help."""
+        return replace(self, annotation=self._annotated(help=help))
+
+    def _annotated(self, **changes: str) -> Any:
         kind, info = get_args(self.annotation)
         info = copy(info)  # another group may show it in another section
-        info.rich_help_panel = self.section
+        for name, value in changes.items():
+            setattr(info, name, value)
         return Annotated[kind, info]
 
 
@@ -60,6 +66,11 @@ class Group(Struct, frozen=True):
 
     options: tuple[Option, ...]
     make: Callable[..., Any] = dict
+
+    def with_help(self, field: str, help: str) -> Group:
+        """Copy the group for a command in which the option ``field`` has another help."""
+        options = (each.with_help(help) if each.field == field else each for each in self.options)
+        return replace(self, options=tuple(options))
 
 
 def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,15 @@ Strict = Annotated[
     ),
 ]
 
+Serving = Annotated[
+    o.OptionValues,
+    o.SERVING.with_help(
+        "max_concurrent",
+        "Limit of concurrent requests. Default: no limit, because llama-server has a queue; with --strict "
+        "the number of slots.",
+    ),
+]
+
 
 @commands.command(context_settings={"allow_interspersed_args": False})
 @takes_groups
@@ -47,7 +56,7 @@ def wrap(
     command: Command,
     *,
     strict: Strict = False,
-    serving: o.Serving,
+    serving: Serving,
     foreground: o.Foreground,
     parent: o.ParentProgram,
     logging: o.Logging,
