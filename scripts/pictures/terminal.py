@@ -32,7 +32,7 @@ from scripts.pages import ROOT
 PICTURE = ROOT / "docs" / "images" / "run.svg"
 COMMAND = ("llamasup", "run", "demo")
 
-COLUMNS = 100
+COLUMNS = 120
 TIMEOUT_S = 60.0  # for each step of the run
 SILENCE_S = 1.0  # the line that shows what is going on changes ten times a second
 CHAR_WIDTH, LINE_HEIGHT, FONT_SIZE, MARGIN = 8.4, 20, 14, 16

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.configs import load
 from tests.kit.paths import ROOT
+from tests.kit.tour import blocks
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -98,3 +99,9 @@ def test_config_of_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.Monke
 def test_each_page_is_linked_from_the_readme() -> None:
     linked = {target.partition("#")[0] for target in links(PAGES[0])}
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_picture_of_the_readme_shows_the_output_of_the_tour() -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)", text_of(ROOT / "docs" / "images" / "run.svg"))
+    (shown,) = blocks("text")
+    assert not {line.strip() for line in shown.splitlines()} - set(texts)
