@@ -43,6 +43,7 @@ PARTS = {
     "exchange-states": Part("docs/design.md", "tables:exchange_states"),
     "grafana": Part("configs/grafana/llamasup.json", "grafana_board:board_text", is_whole_file=True),
     "keys": Part("docs/configuration.md", "settings:keys"),
+    "man": Part("packaging/llamasup.1", "man_page:man_page", is_whole_file=True),
     "metrics": Part("docs/observability.md", "tables:metrics"),
     "pool-states": Part("docs/design.md", "pool_states:diagram"),
     "reach": Part("docs/security.md", "security:reach_table"),

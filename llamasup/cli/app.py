@@ -44,6 +44,7 @@ _CORE: Final = (
     _core("key", "Create, list and revoke API keys."),
     _core("config", "Write and check the configuration file of serve."),
     _core("completion", "Print the script that completes commands and options in a shell."),
+    _core("help", "Show the help of a command, or a page of the documentation."),
 )
 
 _SECTIONS: Final = {
@@ -52,7 +53,7 @@ _SECTIONS: Final = {
     "Commands for a running llamasup": "status top ui ps why load unload restart reload upgrade stop logs"
     " connect usage batch",
     "Commands to explain and diagnose": "plan tune doctor",
-    "Commands for services, keys and configuration": "service fleet key config completion",
+    "Commands for services, keys and configuration": "service fleet key config completion help",
 }
 """The order of ``llamasup --help``. A name without a command is that of a feature that is not here."""
 
@@ -156,6 +157,7 @@ app = typer.Typer(
     result_callback=_exit,
     name="llamasup",
     help="Supervise llama.cpp's llama-server: choose its flags, check its start, restart it after a crash.",
+    epilog="Begin with docs/get-started.md: llamasup help get-started.md",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # the import of rich takes longer than the rest of --help

@@ -15,6 +15,7 @@ from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from llamasup.cli.pages import pointer
 from llamasup.features import CommandEntry
 
 OLLAMA = "127.0.0.1:11434"
@@ -186,6 +187,12 @@ class CommandGroup(_ReadsParameters, TyperGroup):
         yield "Commands", rows
 
 
+def _with_pointer(command: Any, name: str) -> Any:
+    """Let the help of a command end with the page that describes the command ``name``."""
+    command.epilog = pointer(name)
+    return command
+
+
 class LazyGroup(CommandGroup):
     """Shows the commands of ``table`` in sections by title. ``get_command`` imports a command's module."""
 
@@ -202,7 +209,11 @@ class LazyGroup(CommandGroup):
         if lazy is None:
             return None
         group = get_group(importlib.import_module(lazy.module).commands)
-        return group if group.name == cmd_name else group.commands[cmd_name]
+        if group.name != cmd_name:
+            return _with_pointer(group.commands[cmd_name], cmd_name)
+        for command in group.commands.values():
+            _with_pointer(command, cmd_name)
+        return _with_pointer(group, cmd_name)
 
     def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         width = max(map(len, self._lazy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from typer._click.core import Context
@@ -17,15 +18,21 @@ _WIDTH = 100
 
 def help_texts() -> str:
     """The help of ``llamasup`` and of each command, in the order of the help."""
-    return "\n".join(_help("llamasup", get_command(app), None))
+    texts = map(_help, contexts("llamasup", get_command(app)))
+    return "\n".join(line for lines in texts for line in lines)
 
 
-def _help(name: str, command: Any, parent: Context | None) -> list[str]:
+def contexts(name: str, command: Any, parent: Context | None = None) -> Iterator[Context]:
+    """A context for ``command``, and one for each of its commands."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=_WIDTH)
-    lines = [f"$ {context.command_path} --help", *command.get_help(context).splitlines(), ""]
+    yield context
     if hasattr(command, "list_commands"):
         for child in command.list_commands(context):
-            lines += _help(child, command.get_command(context, child), context)
+            yield from contexts(child, command.get_command(context, child), context)
+
+
+def _help(context: Context) -> list[str]:
+    lines = [f"$ {context.command_path} --help", *context.get_help().splitlines(), ""]
     return [line.rstrip() for line in lines]
 
 
