@@ -1,4 +1,4 @@
-"""The tour of docs/get-started.md, and the commands of the README, run as written.
+"""The tour of docs/get-started.md, the commands of the README, and marked blocks of pages, run as written.
 
 Only the port is another one, and the demo runs in the background.
 """
@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
-from tests.kit.tour import FIRST, README, SERVING, SHELL, blocks, commands_of
+from tests.kit.paths import ROOT
+from tests.kit.tour import FIRST, README, SERVING, SHELL, blocks, commands_of, marked_blocks
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.fixture
@@ -53,22 +56,35 @@ def test_demo_prints_the_output_shown_in_the_tour(demo: Llamasup) -> None:
         assert label in demo.stderr_text, label
 
 
-@pytest.mark.parametrize(
-    "block", [*(block for block in SHELL if block not in SERVING), *blocks("sh", README)[1:]]
-)
-def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
+def in_shell(block: str, demo: Llamasup, folder: Path) -> subprocess.CompletedProcess[str]:
     port = demo.wait_for("ready")["port"]
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.replace("8080", str(port))],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        cwd=tmp_path,
+        cwd=folder,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    "block", [*(block for block in SHELL if block not in SERVING), *blocks("sh", README)[1:]]
+)
+def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
+    done = in_shell(block, demo, tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 100
     assert '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), [(page.name, block) for page in PAGES for block in marked_blocks(page)]
+)
+def test_marked_blocks_of_pages_run(page: str, block: str, demo: Llamasup, tmp_path: Path) -> None:
+    done = in_shell(block, demo, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:

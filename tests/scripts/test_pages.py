@@ -1,4 +1,4 @@
-"""The pages of the documentation name only what exists: files, headings, commands and options."""
+"""The pages of the documentation name only what exists: files, headings, commands, options and keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
+from llamasup.core.config.config_keys import json_schema
+from llamasup.features import config_keys
 from tests.kit.configs import load
 from tests.kit.paths import ROOT
-from tests.kit.tour import blocks
+from tests.kit.tour import RUN, blocks, marked_blocks
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -88,12 +93,61 @@ def test_command_lines_have_only_commands_and_options_that_exist(page: Path) -> 
     assert not wrong
 
 
+# --- configs ----------------------------------------------------------------------------------------
+
+SCHEMA = json_schema(config_keys())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+# A block with one of these words is for another program: Prometheus, Traefik, Compose or Kubernetes.
+OTHER_PROGRAMS = re.compile(r"^[ -]*(?:alert|middlewares|image|apiVersion|scrape_configs):", re.M)
+INLINE_KEY = re.compile(r"`([a-z][a-z_]+): (?:[\[{\d]|true|false|never)[^`\n]*`")
+INLINE_PATH = re.compile(r"`([a-z_]+)\.([a-z_]+)`")
+# Keys of other programs, of requests and of answers that pages write as `key: value`.
+OTHER_KEYS = {"detached", "enabled", "filters", "finish_reason", "hooks", "keep_alive", "output_modalities"}
+
+
+def configs(page: Path) -> list[str]:
+    """The blocks of YAML that are configs of llamasup."""
+    fenced = [block for language, block in FENCED.findall(text_of(page)) if language == "yaml"]
+    return [block for block in fenced if not OTHER_PROGRAMS.search(block)]
+
+
+def keys_of(schema: Any) -> Iterator[str]:
+    """The names of all keys in a JSON Schema."""
+    for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if name == "properties":
+            yield from value
+        if isinstance(value, dict | list):
+            yield from keys_of(value)
+
+
+KNOWN_KEYS = {*keys_of(SCHEMA), *OTHER_KEYS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_configs_have_only_keys_and_values_that_exist(page: Path) -> None:
+    wrong = [error.message for text in configs(page) for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
+    assert not wrong
+    text = without_code(text_of(page))
+    assert not set(INLINE_KEY.findall(text)) - KNOWN_KEYS
+    sections = {name: set(keys_of(part)) for name, part in SCHEMA["properties"].items()}
+    named = [(section, key) for section, key in INLINE_PATH.findall(text) if sections.get(section)]
+    assert not [f"{section}.{key}" for section, key in named if key not in sections[section]]
+
+
 def test_config_of_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", text_of(PAGES[0]), re.M | re.S)
+    (text,) = configs(PAGES[0])
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models").mkdir()
     (tmp_path / "llamasup.yaml").write_text(text, "utf-8")
     assert load(tmp_path / "llamasup.yaml", {}).defaults.continue_streams
+
+
+# --- the pages as a whole ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_marked_blocks_are_commands(page: Path) -> None:
+    assert len(marked_blocks(page)) == len(re.findall("^" + RUN, text_of(page), re.M))
 
 
 def test_each_page_is_linked_from_the_readme() -> None:
