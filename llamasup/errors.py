@@ -13,7 +13,7 @@ from typing import Any
 _ERRNO = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 # A word that is written as it is: a name of a file, an option, a command.
 _VERBATIM = re.compile(r"llamasup\b|rights=|chmod\b|\S*[./_=]\S")
-# A command to copy: a full stop would be copied, too.
+# A full stop after a command would be copied with it.
 _ENDS_WITH_COMMAND = re.compile(r": (?:llamasup|chmod|pipx|uv|ln|\S*python\S*) [^:]*$|\./\S*$")
 
 
@@ -209,7 +209,7 @@ class FleetUnusable(LlamasupError):
 
 
 class FleetLate(FleetUnusable):
-    """Ray has not done in time what it should. It goes on, or a later attempt may succeed."""
+    """Ray has not finished in time. Ray continues, or a later attempt may succeed."""
 
     exit_code = 75
     cause = "fleet_late"

@@ -266,7 +266,7 @@ class _AtExit:
         with self._lock:
             self._threads.add(thread)
             if not self._registered:
-                register = getattr(threading, "_register_atexit", None)  # concurrent.futures uses it too
+                register = getattr(threading, "_register_atexit", None)  # concurrent.futures also uses it
                 if register is not None:
                     register(self._end_all)
                 self._registered = True

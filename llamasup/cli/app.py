@@ -132,7 +132,7 @@ def _add_hint(error: UsageError, words: Sequence[str]) -> None:
 
 
 def _report_to_parent(words: Sequence[str], error: UsageError) -> None:
-    """A parent program that reads events learns of a wrong option, too."""
+    """Report a wrong option also to a parent program that reads events."""
     options = words[: words.index("--")] if "--" in words else words
     if "--sidecar" in options or "--events=jsonl" in "\0".join(options).replace("--events\0", "--events="):
         from llamasup.cli.foreground import EventLines

@@ -47,7 +47,7 @@ def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[
     for argument in rest:
         spelling = (
             argument.replace("_", "-") if argument.startswith("--") else argument
-        )  # --ctx_size is accepted too
+        )  # --ctx_size is also accepted
         option = by_spelling.get(spelling)
         if option is None:
             raise ArgumentError(f"error: invalid argument: {argument}\n")

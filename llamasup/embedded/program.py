@@ -121,7 +121,7 @@ def device_list(module: Any) -> str:
 
 
 def _share_cpus(params: Any) -> None:
-    """Use the CPU settings for generation for batches too, and the model's for the draft model.
+    """Use the CPU settings for generation also for batches, and the model's for the draft model.
 
     llama.cpp does this after parsing the options (b11434, ``postprocess_cpu_params``), xllamacpp does not.
     """

@@ -120,7 +120,7 @@ def _model(
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         # First Serve waits for the requests that came through it, then the node for all others. Serve (2.60)
-        # has no limit for the first wait, and kills the replica when the whole time is over.
+        # has no limit for the first wait, and kills the replica after the whole time.
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=serve_drain_s + LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
         request_router_config=_router() if fleet.ingress else RequestRouterConfig(),

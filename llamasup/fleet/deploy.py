@@ -209,7 +209,7 @@ def deploy(
         if not _wait(is_over, timeout_s, pause):
             raise FleetLate(
                 f"The fleet does not run {timeout_s:.0f} s after its deployment: {why_not_ready(shown)}",
-                remedy="Ray goes on. `llamasup fleet status` shows the state of each model; `ray status` "
+                remedy="Ray continues. `llamasup fleet status` shows the state of each model; `ray status` "
                 "whether the cluster has free CPUs, GPUs and memory.",
             )
         if shown["application"] == "failed":
@@ -268,7 +268,7 @@ def down(
             if not _wait(lambda: fleet.name not in cluster.serve.status().applications, timeout_s, pause):
                 raise FleetLate(
                     f"The fleet has not ended within {timeout_s:.0f} s: a replica waits for its requests.",
-                    remedy="Ray goes on. `llamasup fleet status` shows what still runs.",
+                    remedy="Ray continues. `llamasup fleet status` shows what still runs.",
                 )
         return {"ended": ended, **_name(cluster, fleet)}
 

@@ -56,8 +56,8 @@ _NOT_HERE = HttpError(
     remedy="send other requests to a front of the fleet",
 )
 _FOR_SERVE: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds")
-"""Serve's proxy (2.60) obeys these headers of a client: with the first, a generation goes on when its client
-has left."""
+"""Serve's proxy (2.60) obeys these headers of a client: with the first, a generation continues when its
+client has left."""
 _MANY_BODIES = HttpError(
     503,
     "the bodies of the requests that wait for a replica take as much memory as may be",

@@ -84,7 +84,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     )
     ingress: bool = setting(
         Boolean(),
-        "Serve the models at the address of Ray Serve too, for clients that use no front "
+        "Also serve the models at the address of Ray Serve, for clients that use no front "
         "(docs/ray.md, The address of Ray Serve).",
         unset=False,
     )

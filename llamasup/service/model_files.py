@@ -1,6 +1,6 @@
 """Downloads and removes the models of ``serve`` when clients ask for it (``ModelFiles`` of the control API).
 
-Downloads what a request for the model would download too, and nothing else.
+Downloads exactly what a request for the model would download.
 """
 
 from __future__ import annotations

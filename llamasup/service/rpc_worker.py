@@ -145,7 +145,7 @@ class WorkerProber(Prober):
                 reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
                 try:
                     writer.write_eof()
-                    await reader.read(1)  # the worker closes, too
+                    await reader.read(1)  # the worker also closes
                 finally:
                     writer.transport.abort()
         except (OSError, TimeoutError):
@@ -395,7 +395,7 @@ def listening(
     if cert is None or key is None or client_ca is None:
         missing = [name for name, path in files.items() if path is None]
         raise UsageInvalid(
-            f"--tunnel needs {' and '.join(missing)}, too: both ends of it show a certificate.",
+            f"--tunnel also needs {' and '.join(missing)}: both ends of the tunnel show a certificate.",
             remedy="Give three PEM files. That of --client-ca signed the certificates of the clients.",
         )
     return {

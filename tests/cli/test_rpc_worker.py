@@ -69,8 +69,8 @@ def test_files_of_a_tunnel_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--tunnel", "0.0.0.0:7000"), "--tunnel needs --cert and --key and --client-ca, too"),
-        (("--tunnel", "0.0.0.0:7000", *FILES[:4]), "--tunnel needs --client-ca, too"),
+        (("--tunnel", "0.0.0.0:7000"), "--tunnel also needs --cert and --key and --client-ca:"),
+        (("--tunnel", "0.0.0.0:7000", *FILES[:4]), "--tunnel also needs --client-ca:"),
         (("--tunnel", "/run/worker.sock", *FILES), "/run/worker.sock is a socket file"),
         (("--tunnel", "7000", *FILES), "'7000' is not HOST:PORT"),
         (("--tunnel", "0.0.0.0:7000", *FILES, "--host", "10.0.0.2"), "--tunnel excludes --host and --port"),

@@ -250,7 +250,7 @@ def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: P
     with pytest.raises(FleetUnusable, match="has not ended within 0 s") as error:
         deploy.down(config, {}, timeout_s=0.0)
     assert error.value.exit_code == 75
-    assert "Ray goes on" in error.value.remedy
+    assert "Ray continues" in error.value.remedy
 
 
 def test_signal_while_the_fleet_ends_says_that_ray_goes_on(
@@ -261,7 +261,7 @@ def test_signal_while_the_fleet_ends_says_that_ray_goes_on(
     ray.deleting = lambda: STOP_SIGNALS._handle(signal.SIGINT, None)
     with pytest.raises(Interrupted):
         fleet.down(config)
-    assert "What Ray has begun goes on" in capfd.readouterr().err
+    assert "Ray continues" in capfd.readouterr().err
     assert not ray.connected
 
 

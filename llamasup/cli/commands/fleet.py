@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 commands = command_set("fleet", "Deploy models on a Ray cluster.\n\nThe commands need the extra `fleet`.")
 
 File = Annotated[Path | None, argument("[CONFIG]", "The config. Default: as for `llamasup serve`.")]
-Timeout = Annotated[float, option("--timeout", "SECONDS", "How long to wait. Ray goes on after it.", min=0)]
+Timeout = Annotated[float, option("--timeout", "SECONDS", "How long to wait. Ray continues then.", min=0)]
 TimeoutOfEnd = Annotated[
     float | None,
     option(
         "--timeout",
         "SECONDS",
-        "How long to wait. Ray goes on after it. Default: a little longer than `fleet.drain_timeout`.",
+        "How long to wait. Ray continues then. Default: a little longer than `fleet.drain_timeout`.",
         min=0,
     ),
 ]
@@ -94,7 +94,7 @@ def _waiting(view: View, text: str) -> Iterator[Callable[[float], None]]:
         ):
             yield pause
     except Interrupted:
-        view.say("info", "stop", "Interrupted. What Ray has begun goes on: `llamasup fleet status` shows it.")
+        view.say("info", "stop", "Interrupted. Ray continues: `llamasup fleet status` shows the state.")
         raise
 
 

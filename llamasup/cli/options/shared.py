@@ -76,7 +76,7 @@ _NO_UI = switch("--no-ui", "Do not serve the web console at /llamasup/.")
 _OLLAMA = text(
     "--ollama",
     "[=ADDRESS]",
-    "Serve Ollama's API at this address too; without a value at 127.0.0.1:11434.",
+    "Also serve Ollama's API, at this address; without a value at 127.0.0.1:11434.",
 )
 
 # Where ``run`` listens: the fields of RunOptions.

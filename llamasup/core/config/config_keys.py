@@ -74,7 +74,7 @@ class Memory(SettingGroup, frozen=True, kw_only=True):
 
 
 class Auth(SettingGroup, frozen=True, kw_only=True):
-    """API keys. ``$LLAMASUP_API_KEY`` is a valid key too."""
+    """API keys. ``$LLAMASUP_API_KEY`` is also a valid key."""
 
     api_key_file: Path | None = setting(
         FilePath("the path of a key file", hidden=True),

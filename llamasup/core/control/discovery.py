@@ -22,7 +22,7 @@ from llamasup.core.system.text import INVALID_JSON
 
 # The first request loads the control application, which takes 0.2 s.
 _TIMEOUT_S = 5.0
-# Addresses that use the port of 127.0.0.1, too.
+# Addresses that also use the port of 127.0.0.1.
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})  # noqa: S104 - compared, not bound
 _RUN_FOLDER = re.compile(r"(\d+)-.+")
 _SYSTEM_SERVICES = Path("/run/llamasup")

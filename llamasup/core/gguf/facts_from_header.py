@@ -410,7 +410,7 @@ def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
 
 
 def _image_tokens(keys: Keys) -> int:
-    """The tokens of the largest image of a projector whose images attend to their own later tokens, too."""
+    """The tokens of the largest image of a projector whose images also attend to their own later tokens."""
     kind = keys.text("clip.projector_type") or ""
     if kind in architectures.MOST_IMAGE_TOKENS:
         return architectures.MOST_IMAGE_TOKENS[kind]

@@ -248,7 +248,7 @@ def _is_folder(path: Path) -> ModelMissing:
     if not names:
         return ModelMissing(
             f"{path}: is a folder without .gguf files",
-            remedy="Give the path of a .gguf file; `llamasup inspect FOLDER` searches subfolders too.",
+            remedy="Give the path of a .gguf file; `llamasup inspect FOLDER` also searches subfolders.",
         )
     return ModelMissing(
         f"{path}: is a folder; the models in it are {_listed(names)}",

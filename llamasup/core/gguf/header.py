@@ -105,7 +105,7 @@ class Container(Struct, frozen=True):
 def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> Container | NeedMore:
     """Read the header of a file of ``file_bytes`` from its first bytes.
 
-    Raises ModelInvalid, with the field and its offset, for headers that llama.cpp would refuse too.
+    Raises ModelInvalid, with the field and its offset, for headers that llama.cpp would also refuse.
     """
     given = len(header)
     if given < min(file_bytes, 24):

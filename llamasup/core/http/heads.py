@@ -195,7 +195,7 @@ _VALID_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
 _NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # without Host there is no request
 
 
-# Headers that a transparent proxy forwards too. `x-request-id` is llamasup's own.
+# Headers that only a transparent proxy forwards. `x-request-id` is llamasup's own.
 _TRANSPARENT = frozenset(
     {
         *(b"host", b"origin", b"access-control-request-headers", b"sec-fetch-dest"),

@@ -66,7 +66,7 @@ Ref = RepoRef | UrlRef
 def parse_ref(text: str, endpoint: str = HUB) -> Ref | None:
     """Return the reference in ``text``; None if it is something else, such as a path.
 
-    ``endpoint`` is the hub, whose web pages are references too. Raises UsageInvalid for an invalid reference.
+    ``endpoint`` is the hub, whose web pages are also references. Raises UsageInvalid.
     """
     if text[:8].lower().startswith(("http://", "https://")):
         return _url(text, endpoint)

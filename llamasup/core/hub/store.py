@@ -212,7 +212,7 @@ def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | Non
         return _checked(given, "$HF_TOKEN")
     if named := environ.get("HF_TOKEN_PATH"):
         return _read(expanded(named, ConfigInvalid, of="$HF_TOKEN_PATH"), "$HF_TOKEN_PATH")
-    home = environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - HF_HOME is text too
+    home = environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - HF_HOME is also text
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
     usual = expanded(home, ConfigInvalid, of="$HF_HOME") / "token"

@@ -371,7 +371,7 @@ def _busy_slots(slots: bytes | None) -> list[Slot] | None:
 def _progress(slot: Slot) -> SlotProgress:
     if slot.n_prompt_tokens is None or slot.n_prompt_tokens_cache is None:
         return SlotProgress(slot.id_task, None, None, slot.decoded)
-    # b11434 counts the tokens of the answer in ``n_prompt_tokens``, too.
+    # b11434 also counts the tokens of the answer in ``n_prompt_tokens``.
     prompt = max(0, slot.n_prompt_tokens - slot.decoded)
     done = min(prompt, slot.n_prompt_tokens_cache + slot.n_prompt_tokens_processed)
     return SlotProgress(slot.id_task, prompt, done, slot.decoded)

@@ -58,8 +58,8 @@ class StageBegan(Struct, frozen=True):
 StartLogEvent = Ready | StartupFailure | Warned | SizeLogged | StageBegan
 
 _READY = re.compile(r"listening on|server is listening|model loaded")
-# After this warning llama-server goes on loading and runs out of memory (#27872). With "already set by user"
-# it was not to fit the model at all.
+# After this warning, llama-server continues to load and runs out of memory (#27872). With "already set by
+# user", it was not to fit the model at all.
 _FIT_FAILED = re.compile(r"failed to fit params to free device memory: (?!.*already set by user)(?P<why>.+)")
 _DRAFT_IGNORED = re.compile(
     r"(?P<why>(?:the )?target and draft vocabs are not compatible|"

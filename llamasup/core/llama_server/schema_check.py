@@ -68,7 +68,7 @@ class AskedJson(msgspec.Struct, frozen=True):
 
 
 _JSON_BEGINS: Final = re.compile(r"[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\Z")
-"""Matches a literal that was cut off, too."""
+"""Matches a literal, even if it was cut off."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_schema: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 _read_answer: Final = msgspec.json.Decoder(TextAnswer).decode

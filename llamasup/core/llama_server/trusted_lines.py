@@ -4,7 +4,7 @@ llama-server quotes invalid requests at its default verbosity, including their l
 parsing grammar``), so a client can write any line to the log, also one with a time stamp. Two rules keep such
 lines out of diagnoses and messages (X13). Before the first request has reached the server, every line is
 trusted. After that, only the last lines are trusted, and only in the forms below. Up to ``_MAX_OTHER_LINES``
-lines about other requests may stand among them, but none that llama-server writes when it goes on with a
+lines about other requests may stand among them, but none that llama-server writes when it continues with a
 quoted request.
 
 The second rule has a limit: nothing in the log shows who wrote a line. A client can forge a line of such a
@@ -96,7 +96,7 @@ _SHAPES = (
 _ABORT = rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}"
 _WHAT = r"  what\(\):"
 # Lines about other requests: of other threads, or still in llama-server's queue when it aborted. Not those
-# that come after a quotation because llama-server goes on with that request.
+# that come after a quotation because llama-server continues with that request.
 _OTHER_REQUEST = r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))"
 _MAX_OTHER_LINES = 4
 # A line that llama-server was writing when it ended.

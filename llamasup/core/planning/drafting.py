@@ -356,7 +356,7 @@ def _give_layers(line: CommandLine, capabilities: Capabilities, *, on_device: bo
     if not on_device:
         line.give(_LAYERS, 0, "the model is not on the device, so its draft is not either")
     elif capabilities.knows("--fit"):
-        line.leave_out(_LAYERS[0], "llama-server fits the draft's layers to its devices too")
+        line.leave_out(_LAYERS[0], "llama-server also fits the draft's layers to its devices")
     else:
         line.give(_LAYERS, 999, "a draft model helps only if it is fast")
 

@@ -85,7 +85,7 @@ def _why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> st
     if hardware.cpu_quota is not None:
         return "real-time threads conflict with the CPU quota of the cgroup"
     if draft:
-        return "the draft model's threads spin too, and would leave no CPU to other programs"
+        return "the draft model's threads also spin, and would leave no CPU to other programs"
     if max(threads.generation, threads.batch) >= hardware.cpus_allowed:
         return "real-time compute threads on every CPU would stop the proxy"
     return None

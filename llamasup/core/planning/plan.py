@@ -66,7 +66,7 @@ class LaunchPlan(PlanSizes, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]  # for every flag in argv, and for every flag that was left out
     address: Address  # where the child will listen
     api_key: str | None  # the child's own, for the proxy; None over a Unix socket
-    checked: bool  # against the free memory; then the build's own warning about memory counts too
+    checked: bool  # against the free memory; then the build's own warning about memory also counts
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
     nice: int | None = None  # None: llamasup's own
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits

@@ -110,7 +110,7 @@ class Rollout(Struct, frozen=True):
     """A change of spec under way.
 
     ``target``: the new spec, once it is sized. ``before``: what a failed start of it restores. ``build``:
-    that of the old processes, while the new ones start beside them.
+    that of the old processes, while the new processes start.
     """
 
     step: RolloutStep = RolloutStep.SIZING
@@ -212,7 +212,7 @@ def is_outdated(model: Model) -> bool:
 
 
 def is_proof_under_way(model: Model) -> bool:
-    """Whether processes of an unproven build start or prove themselves beside those that serve."""
+    """Whether processes of an unproven build start or prove themselves while other processes serve."""
     if model.place not in {RolloutStep.BESIDE, RolloutStep.PROVING}:
         return False
     return (

@@ -304,7 +304,7 @@ class Pool:
 
     def remaining_for(self, managed: ManagedModel | None) -> Mapping[str, int]:
         """The budget less the other models and the old replicas of this one; None: a model that is not
-        served. Planner threads call it, too.
+        served. Planner threads also call it.
         """
         own = None if managed is None else managed.model
         return free_for(own, self._others(managed), self.options.budget)

@@ -1,10 +1,10 @@
 """Takes the reports about processes, and has the steps of a swap: new processes replace old ones (pure).
 
-If both fit into memory and need no RPC workers, the new ones start beside the old ones, which then finish
-their requests. Otherwise the old ones stop first, and are started again if the new ones fail.
+If both fit into memory and need no RPC workers, the new processes start while the old ones serve, which
+then finish their requests. Otherwise the old ones stop first, and are started again if the new ones fail.
 
-The processes of an unproven build start beside the old ones or not at all, and get no requests until the
-build has proven itself. If it is refused, they stop, and the old ones have served all the time.
+The processes of an unproven build start while the old ones serve, or not at all, and get no requests until
+the build has proven itself. If it is refused, they stop, and the old ones have served all the time.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def turn_of(model: Model, others: Sequence[Model], budget: Mapping[str, int]) ->
 
 
 def swap(model: Model, *, fits: bool) -> Model:
-    """It is this model's turn. ``fits``: the new processes fit into the free memory, beside the old ones if
-    those serve.
+    """It is this model's turn. ``fits``: the new processes fit into the free memory, together
+    with the old ones if those serve.
     """
     rollout, current = model.rollout, model.current
     if rollout is None or rollout.target is None:
@@ -333,6 +333,7 @@ def _nothing_to_compare(model: Model) -> BuildUnproven:
 
 def _no_room_to_prove(model: Model) -> DoesNotFit:
     return DoesNotFit(
-        f"The new build cannot prove itself with {model.spec.id!r}: it does not fit beside the running one.",
+        f"The new build cannot prove itself with {model.spec.id!r}: the model does not fit into the memory "
+        "that the running build leaves free.",
         remedy="Unload other models, and try again.",
     )

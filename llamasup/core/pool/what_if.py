@@ -43,7 +43,7 @@ def consequences(snapshot: Snapshot, id_: str, needs: Mapping[str, int]) -> Cons
 
 
 def _long_loaded(model: ModelSnapshot) -> ModelSnapshot:
-    """The model when its load and its time slice are over."""
+    """The model after its load and its time slice."""
     if model.phase is Phase.LOADING or model.phase is Phase.RESIDENT:
         return replace(model, phase=Phase.RESIDENT, resident_since_s=-math.inf)
     return model

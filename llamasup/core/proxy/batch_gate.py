@@ -48,7 +48,7 @@ class BatchGate:
     def __init__(self) -> None:
         self._lane = BatchLane()
         self._running: dict[Request, _Interruptible] = {}
-        self._turn: Request | None = None  # the request of a batch that runs beside other clients
+        self._turn: Request | None = None  # the request of a batch that runs together with other clients
         self._turn_began_s = 0.0
         self.others = 0
         self.is_used = False
@@ -85,7 +85,7 @@ class BatchGate:
         return None
 
     def leave(self, request: Request, now_s: float) -> None:
-        """The request is over."""
+        """The request has finished."""
         request.in_lane = False
         if self._running.pop(request, None) is None:
             self.others -= 1

@@ -214,7 +214,7 @@ class ClientTransport(asyncio.Protocol):
             if self.transport.is_closing():
                 self.transport.abort()
             else:
-                self.transport.close()  # the linger time is over
+                self.transport.close()  # the linger time has passed
         elif part := PHASES[self._phase].part:
             return part
         else:

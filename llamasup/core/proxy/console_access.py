@@ -5,7 +5,7 @@ The pages open to every client that the checks of Host and Origin admit. Everyth
 right `control`, or the secret of a session, which only a page of the console has. No cookie gives a right.
 
 If llama-server's pages have the same address, the console's page is sandboxed: its origin is ``null`` and its
-own, so no other page can reach into it. Pages of other sites can have the origin ``null``, too. They know
+own, so no other page can reach into it. Pages of other sites can also have the origin ``null``. They know
 neither the secret of a session, nor the secret of the page, with which the page signs in.
 """
 

@@ -152,7 +152,7 @@ class ProxyContext:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
     def record_request(self, request: Request, record: RequestRecord) -> None:
-        """A request is over: release what it holds, and record it. Called once for each."""
+        """Release what a finished request holds, and record it. Called once for each request."""
         if request.quota is not None:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             never_sent = record.outcome == "unavailable" and not record.replayed

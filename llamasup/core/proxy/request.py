@@ -109,7 +109,7 @@ class Request(msgspec.Struct, eq=False):
         self.repaired = b"X-Llamasup-Repaired: " + self.repairs.encode() + b"\r\n"
 
     def mark_unrepaired(self, what: str) -> None:
-        """Note in the logs that its second attempt has failed, too."""
+        """Note in the logs that its second attempt has also failed."""
         self.repairs = f"{self.repairs}, {what}" if self.repairs else what
 
     @property
@@ -211,7 +211,7 @@ class Request(msgspec.Struct, eq=False):
 
 
 def overdue(request: Request, config: ProxyConfig, now: float) -> HttpError | None:
-    """The error for a request whose time is over.
+    """The error for a request that has exceeded its time.
 
     The event stream of the control API, and a download of a file of batches, have no limit.
     """

@@ -62,7 +62,7 @@ class Endpoint:
     permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
     called for the first permit that becomes free, before another request can take it. ``on_idle`` is called
     each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
-    ``crashed``: the generation has ended, and a request may be the reason. ``trial``: the lease beside which
+    ``crashed``: the generation has ended, and a request may be the reason. ``trial``: the lease during which
     no other request gets a permit. ``on_explained`` is called if one request has caused the end. ``share``:
     the tokens for each slot of a context that all slots share; 0: each has its own.
     """
@@ -347,7 +347,7 @@ class Lease(Struct, eq=False):
 
     ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
     ``permit_s``: how long it held permits that it has returned, times their number. ``alone``: no other
-    request has held a permit beside it.
+    request has held a permit at the same time.
     """
 
     endpoint: Endpoint
@@ -379,7 +379,7 @@ class Lease(Struct, eq=False):
         self.endpoint._lingers(self)
 
     def isolate(self, until_s: float) -> bool:
-        """Let no other request get a permit beside this one. Returns False if others hold permits."""
+        """Let no other request get a permit meanwhile. Returns False if others hold permits."""
         endpoint = self.endpoint
         if not self.since_s or endpoint.busy != self.weight:
             return False
@@ -388,7 +388,7 @@ class Lease(Struct, eq=False):
         return True
 
     def share(self) -> None:
-        """Let other requests get permits beside this one again. May be repeated."""
+        """Let other requests get permits again. May be repeated."""
         if self.endpoint.trial is self:
             self.endpoint.trial, self.alone = None, False
             self.endpoint.busy -= _EXCLUSIVE

@@ -122,7 +122,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
         Many(RpcWorker(), identity=worker_identity),
         "RPC workers on other machines, which hold a part of the layers. tls://: through a tunnel.",
         "none",
-        flag=Flag(metavar="HOST:PORT", help="Place layers on this RPC worker, too."),
+        flag=Flag(metavar="HOST:PORT", help="Also place layers on this RPC worker."),
     )
     rpc_ca: str | None = setting(
         _PEM,

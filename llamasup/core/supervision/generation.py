@@ -227,7 +227,7 @@ class Generation:
         explained = self.endpoint.is_explained
         phase, start_failure = self.context.phase(), self.context.start_failure()
         if self._slots is not None:
-            # Its connection is closed, too, and its warning belongs before the exit.
+            # Its connection is also closed, and its warning belongs before the exit.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
         self._cancel_tasks()
         await self.clean_up()

@@ -30,7 +30,7 @@ class LivenessPolicy(Struct, frozen=True):
     interval_s: float = 5.0
     """Between two checks. A check costs 0.4 ms of CPU (measured): 0.01 % for an idle supervisor."""
     health_timeout_s: float = 2.0
-    """b11434 answers within 1 ms, in the middle of a batch and with 200 requests open too."""
+    """b11434 answers within 1 ms, also in the middle of a batch and with 200 open requests."""
     max_missed_checks: int = 3
     stall_s: float = 60.0
     """Limit without progress after the prompt. Even slow machines compute a token in some seconds;
@@ -46,7 +46,7 @@ class LivenessPolicy(Struct, frozen=True):
     busy_cores: float = 0.1
     """A process that uses this much of a core works; a stopped or waiting one uses nothing."""
     busy_read_bytes_s: float = 1e6
-    """A process that reads this fast works, too: a model larger than memory is read again for every batch."""
+    """A process that reads this fast also works: a model larger than memory is read again for every batch."""
     max_failures: int = 3
     """Consecutive answers with status 500 or above."""
     token_timeout_s: float = 30.0
@@ -138,7 +138,7 @@ def assess(
         return state, _unresponsive(observed, policy)
     if state.missed_checks:
         return state, Action.NOTHING  # without /health a token probe would only fail
-    # Each successful probe doubles the limit: a client may go on sending unsupported requests (501).
+    # Each successful probe doubles the limit: a client may keep sending unsupported requests (501).
     failing = observed.traffic.failures >= max(policy.max_failures, 2 * state.forgiven_failures)
     if state.probing_since_s is not None:
         return _assess_probe(state, observed, policy, resumed=progressed and not failing)

@@ -52,7 +52,7 @@ class InstanceRunner:
     """Keeps one llama-server of a model running, with the plans of ``planner``.
 
     ``queue`` is the model's, may outlive the runner, and is notified of every change. ``log_path`` is the
-    file for the child's output, which ``log_passed_on`` gets, too. ``cwd`` is the child's folder (default:
+    file for the child's output, which ``log_passed_on`` also gets. ``cwd`` is the child's folder (default:
     ``work_folder``). ``awaits_memory``: the owner starts it only once memory is free, so a plan that does not
     fit is not tried again later (#97). ``on_crashed`` is called when a child that was ready has crashed. Call
     all methods in the event loop's thread.

@@ -136,7 +136,7 @@ def drain_timeout(transition: Transition) -> Outcome:
     instance = transition.instance
     if instance.transferring_slots or not (instance.keeps_slots and transition.policy.continue_streams):
         return terminate(transition)
-    # The streams go on at the next server, which restores what this one has computed for them.
+    # The streams continue on the next server, which restores what this server has computed for them.
     saving, wake = _save_slots(transition)
     generation = saving.generation
     return saving, (states.CloseEndpoint(generation, _STOPPING), states.SaveSlots(generation), wake)

@@ -71,7 +71,7 @@ class Finished(Struct, frozen=True):
 
 
 class Waiting(Enum):
-    """The lines that wait with a line that is sent again, because they would be refused too."""
+    """The lines that wait with a line that is sent again: they would be refused as well."""
 
     NOTHING = "nothing"
     MODEL = "the lines of its model"
@@ -91,7 +91,7 @@ class Again(Struct, frozen=True):
 
 
 class Aside(Struct, frozen=True):
-    """The line may have ended its server, or is too long beside others: send it at the end, and alone."""
+    """The line may have crashed its server, or is too long to run with others: send it last, and alone."""
 
 
 class Stop(Struct, frozen=True):

@@ -47,7 +47,7 @@ def ui(view: View, client: ControlClient, *, print_: Print = False) -> None:
 def _file_for(address: str, socket: str | None) -> Path:
     """Write the file that the browser opens: its arguments must not contain the token.
 
-    It is beside the ``socket``, in the run folder, which llamasup removes when it stops. A llamasup on
+    It is next to the ``socket``, in the run folder, which llamasup removes when it stops. A llamasup on
     another machine has no such folder here.
     """
     from llamasup.core.system.process.run_folder import private_runtime_folder

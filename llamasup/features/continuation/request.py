@@ -84,7 +84,7 @@ def limited(body: Body, pieces: int) -> bool:
     is_full = False
     for name in _LIMITS:
         limit = value(body, name)
-        if isinstance(limit, int | float) and limit > 0 and limit == int(limit):  # 90.0 is a limit, too
+        if isinstance(limit, int | float) and limit > 0 and limit == int(limit):  # 90.0 is also a limit
             is_full = is_full or limit <= pieces
             body[name] = raw(max(int(limit) - pieces, 1))
     return is_full

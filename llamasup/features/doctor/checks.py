@@ -1,6 +1,6 @@
 """All checks of ``llamasup doctor``: facts in, results out.
 
-A failed check names a problem and its remedy. A passed check may have a remedy too, as advice: an ordinary
+A failed check names a problem and its remedy. A passed check may also have a remedy, as advice: an ordinary
 laptop passes all checks.
 """
 

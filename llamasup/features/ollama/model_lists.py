@@ -1,6 +1,6 @@
 """The models for ``/api/tags``, ``/api/ps`` and ``/api/show``, made of the list of ``/v1/models`` (pure).
 
-So a key sees the models that it may use, and virtual models and those of other nodes are there too.
+So a key sees the models that it may use, including virtual models and models of other nodes.
 """
 
 from __future__ import annotations

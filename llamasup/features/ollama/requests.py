@@ -288,7 +288,7 @@ def _generate(name: str, fields: Fields, features: Features) -> OllamaRequest:
 def _insert(name: str, prompt: str, suffix: str, features: Features) -> list[str | int]:
     """The prompt that lets a model fill in the middle, as Ollama makes it.
 
-    llama-server's /infill (b11434) makes it too, but it cuts a prefix of more than 3/4 of a batch, and a
+    llama-server's /infill (b11434) also makes it, but cuts a prefix of more than 3/4 of a batch, and a
     suffix of more than 1/4, without a word. Of the empty text, it makes the token that begins a prompt.
     """
     if features.insert is None:

@@ -238,7 +238,7 @@ def listed_remote(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> ListedMo
 
 
 def listed_shared(own: ListedModel, group: ModelGroup, nodes: Mapping[str, KnownNode]) -> ListedModel:
-    """List a model of this node that other nodes have too."""
+    """List a model that this node and other nodes have."""
     return ListedModel(own.model, lambda model: _with_nodes(own.render(model), group, nodes))
 
 

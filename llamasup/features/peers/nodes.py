@@ -81,8 +81,8 @@ class Membership(Protocol):
 
 class NodeState(StrEnum):
     """The state of a node. ``READY`` nodes get requests. A ``SILENT`` one has not answered lately, and keeps
-    its requests. ``ABSENT``: those end too. ``REFUSED``: only a person can correct it (key, certificate,
-    address).
+    its requests. The requests of an ``ABSENT`` node are aborted. ``REFUSED``: only a person can correct it
+    (key, certificate, address).
     """
 
     CONNECTING = "connecting"
@@ -107,7 +107,7 @@ class ProbePolicy(Struct, frozen=True):
 
 class Trouble(Struct, frozen=True):
     """The reason why a probe failed. ``gone``: nothing listens there. ``final``: a later probe will most
-    likely fail too.
+    likely fail as well.
     """
 
     reason: str

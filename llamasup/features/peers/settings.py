@@ -70,7 +70,7 @@ def _issues(config: Config, _: bool) -> Iterator[tuple[Place, str]]:
 PEERS: Final[ConfigKey[Mapping[str, PeerEntry]]] = ConfigKey(
     "peers",
     Setting(
-        Named(Section(PeerEntry)), "Other llamasup nodes by name, whose models are served here too.", "none"
+        Named(Section(PeerEntry)), "Other llamasup nodes by name. This node also serves their models.", "none"
     ),
     {},
     after="slots",

@@ -182,7 +182,7 @@ def _batches(setup: Setup) -> Iterator[Candidate]:
             )
             yield _flag("micro-batch", "--ubatch-size", size, f"a micro-batch of {size} {less}")
     if setup.purpose != "memory" and micro <= 512 < batch:
-        why = "a long prompt is computed in shorter pieces, between which other requests go on"
+        why = "a long prompt is computed in shorter pieces, between which other requests continue"
         yield _flag("batch", "--batch-size", 512, why)
 
 

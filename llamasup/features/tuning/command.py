@@ -60,7 +60,7 @@ def tune(
     """Measure which flags make a model better here, and keep them.
 
     Real servers answer real requests. A change is kept only if it is proven better; run, serve and plan use
-    it then. Ctrl-C stops, and the next call goes on.
+    it then. Ctrl-C stops, and the next call continues.
     """
     from llamasup.core.models.by_name import file_of
 
@@ -183,7 +183,7 @@ def _measure(view: View, launch: Launch, options: Options, picture: Path | None)
         view.say(
             "info",
             "tune",
-            "Stopped. What was measured is saved: `llamasup tune` with the same options goes on.",
+            "Stopped. What was measured is saved: `llamasup tune` with the same options continues.",
         )
         return 128 + signal.Signals[signals[0]]
     if picture is not None:

@@ -81,8 +81,8 @@ def report_lines(found: SessionResult) -> list[str]:
     elif found.finished:
         lines.append("Nothing was proven better than the default plan, so nothing is changed.")
     else:
-        why = found.stopped or "The time is over"
-        lines.append(f"{why} before a verdict, so nothing is changed. The next call goes on from here.")
+        why = found.stopped or "The time is up"
+        lines.append(f"{why} before a verdict, so nothing is changed. The next call continues from here.")
     lines.append(f"Measured: {count} pairs in {minutes:.1f} min.")
     if found.drift is not None:
         lines.append(

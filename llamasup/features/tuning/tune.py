@@ -123,7 +123,7 @@ async def _tune(
             clock=clock,
         )
         if session.resumed:
-            say("going on with the search that an earlier call began")
+            say("continuing the search that an earlier call began")
         stopped = False
 
         def stop() -> None:

@@ -39,8 +39,8 @@ def upgrade(
 ) -> None:
     """Move to another build of llama.cpp once it is proven.
 
-    The new build answers 100 requests beside the running one, and is compared with it. Then all models get
-    it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
+    The new build answers 100 requests while the running build serves, and is compared with it. Then all
+    models get it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
     """
     if runtime is None:
         if dry_run:

@@ -287,7 +287,7 @@ def flag_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[F
 
 
 class Candidate(Struct, frozen=True):
-    """A model that a build can be proven with. ``free``: bytes by device beside its running processes."""
+    """A model that a build can be proven with. ``free``: the free bytes of each device."""
 
     change: PlanChange
     serves: bool

@@ -196,7 +196,7 @@ def _issues(config: Config, models_are_known: bool) -> _Found:
     for name, entry in entries.items():
         key: Place = ("virtual_models", name)
         if folded(name) in taken:  # a client may write it in any spelling
-            yield key, "is the name or an alias of a model too; choose another name"
+            yield key, "is also the name or an alias of a model; choose another name"
         if entry.model is not None and entry.any:
             yield key, "model and any exclude each other; keep one of them"
         elif not (entry.model or entry.any or {(*key, "model"), (*key, "any", 0)} & config.lines.keys()):
@@ -247,12 +247,12 @@ def _parameter_issues(entry: VirtualEntry, key: Place) -> _Found:
                 what = f"is the same parameter as {before}.{same}; remove one of them"
                 yield (*key, section, parameter), what
             elif before != section:
-                yield (*key, section, parameter), "has no effect, because set has it too; remove one of them"
+                yield (*key, section, parameter), "has no effect, because set also has it; remove one of them"
     removed: dict[str, str] = {}
     for number, parameter in enumerate(entry.remove):
         place, own = (*key, "remove", number), names_of(parameter)[0]
         if own in first:
-            what = f"{shown(parameter)} is in {first[own][0]} too"
+            what = f"{shown(parameter)} is also in {first[own][0]}"
             yield place, f"{what}; use set to replace what the client sends"
         elif own in removed:
             same = "occurs twice" if removed[own] == parameter else f"is the same as {shown(removed[own])}"

@@ -36,7 +36,7 @@ class WrapOptions(ServiceOptions, frozen=True):
     strict: bool = False
     """Check Host, Origin and paths like ``llamasup run``; llama-server accepts all of them."""
     waits_for_first_load: bool = False
-    """Let requests wait for the first load too; llama-server would answer 503."""
+    """Let requests also wait for the first load; llama-server would answer 503."""
 
     @property
     def policy(self) -> Policy:

@@ -498,7 +498,7 @@ def test_flags_of_a_plan(rest: dict[str, Any], flags: dict[str, str | None]) -> 
         ({"hardware": machine(**MAY_RAISE), "threads": 16}, "--prio", "would stop the proxy"),
         (
             {"hardware": machine(**MAY_RAISE), "extra": ("-md", "/d.gguf")},
-            *("--prio", "draft model's threads spin too"),
+            *("--prio", "draft model's threads also spin"),
         ),
         ({"extra": ("--no-repack",)}, "--load-mode", "only 8 MiB may be locked"),
         ({"extra": ("-nr", "--repack")}, "--load-mode", "repacks"),

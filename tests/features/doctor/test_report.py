@@ -178,7 +178,7 @@ def test_hidden_gpu_passes(hidden: str) -> None:
     [
         (NvmlFact(gpus=1), True, "1 GPU"),
         (NvmlFact(gpus=2), True, "2 GPUs"),
-        (NvmlFact(error="not installed", problem="no package"), True, "llamasup[gpu]"),
+        (NvmlFact(error="not installed", problem="no package"), True, "nvidia-ml-py"),
         (NvmlFact(error="NVMLError_LibRmVersionMismatch", problem="mismatch"), False, "Reboot"),
         (NvmlFact(error="NVMLError_NoPermission", problem="Insufficient Permissions"), False, "/dev/nvidia*"),
         (NvmlFact(error="NVMLError_LibraryNotFound", problem="not found"), True, "utility"),

@@ -72,10 +72,10 @@ def test_the_text_names_the_change_with_its_bounds() -> None:
     assert lines[0] == f"Taken: --threads 1: at least 1.11 ×, {why}"
     assert "Nothing" in report_lines(result_of(search(), kept=replace(KEPT, changes=NO_CHANGES)))[0]
     unfinished = result_of(search(), kept=None, finished=False)
-    assert report_lines(unfinished)[0].startswith("The time is over before a verdict")
+    assert report_lines(unfinished)[0].startswith("The time is up before a verdict")
     stopped = replace(unfinished, stopped="The machine was suspended during 20 measurements")
     assert report_lines(stopped)[0].startswith("The machine was suspended during 20 measurements before")
-    assert "goes on" in report_lines(stopped)[0]
+    assert "continues" in report_lines(stopped)[0]
 
 
 def test_a_drift_is_reported() -> None:

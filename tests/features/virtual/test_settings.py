@@ -73,10 +73,13 @@ virtual_models:
         ("{model: qwen, remove: [model]}", "v.remove[0]: invalid value 'model': a virtual model cannot"),
         (
             "{model: qwen, set: {seed: 1}, default: {seed: 2}}",
-            "v.default.seed: has no effect, because set ha",
+            "v.default.seed: has no effect, because set also",
         ),
-        ("{model: qwen, set: {seed: 1}, remove: [seed]}", "v.remove[0]: 'seed' is in set too; use set to"),
-        ("{model: qwen, default: {seed: 1}, remove: seed}", "v.remove: 'seed' is in default too; use set to"),
+        ("{model: qwen, set: {seed: 1}, remove: [seed]}", "v.remove[0]: 'seed' is also in set; use set to"),
+        (
+            "{model: qwen, default: {seed: 1}, remove: seed}",
+            "v.remove: 'seed' is also in default; use set to",
+        ),
         (
             "{model: qwen, set: {max_tokens: 1, n_predict: 2}}",
             "v.set.n_predict: is the same parameter as set.max_tokens; remove one of them",
@@ -87,7 +90,7 @@ virtual_models:
         ),
         (
             "{model: qwen, default: {max_tokens: 1}, remove: [n_predict]}",
-            "v.remove[0]: 'n_predict' is in default too; use set to replace what the client sends",
+            "v.remove[0]: 'n_predict' is also in default; use set to replace what the client sends",
         ),
         ("{model: qwen, remove: [seed, seed]}", "v.remove[1]: 'seed' occurs twice; remove it"),
         (
@@ -109,7 +112,7 @@ def test_name_of_a_model_is_no_name_of_a_virtual_one() -> None:
     for name in ("qwen", "gpt"):
         (found,) = issues_of(f"{MODELS}virtual_models:\n  {name}: {{model: phi}}\n")
         assert found == (
-            f"c.yaml:3: virtual_models.{name}: is the name or an alias of a model too; choose another name"
+            f"c.yaml:3: virtual_models.{name}: is also the name or an alias of a model; choose another name"
         )
 
 
@@ -117,7 +120,7 @@ def test_other_spelling_of_a_name_is_the_same_name() -> None:
     assert issues_of(
         MODELS + "virtual_models: {QWEN: {model: phi}, v: {model: phi}, V: {model: qwen}}\n"
     ) == [
-        "c.yaml:2: virtual_models.QWEN: is the name or an alias of a model too; choose another name",
+        "c.yaml:2: virtual_models.QWEN: is also the name or an alias of a model; choose another name",
         "c.yaml:2: virtual_models.V: is another spelling of 'v'; choose another name",
     ]
 

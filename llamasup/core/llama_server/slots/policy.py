@@ -23,7 +23,7 @@ from llamasup.core.settings.model import Settings
 FileState = tuple[str, int, int]
 """Path, size in bytes, time of modification in nanoseconds."""
 
-# Each save reads the lists of all sets, so their number is limited, too.
+# Each save reads the lists of all sets, so their number is also limited.
 _MAX_SETS = 256
 MIN_TOKENS: Final = 32
 """Shorter prompts, such as the warm-up's, are computed again faster than a file is read."""

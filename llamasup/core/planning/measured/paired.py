@@ -14,8 +14,8 @@ uniform mixture over all win rates above one half, has the wealth
     W(n, wins) = (sum of C(n + 1, j) for j = 0 … wins) / ((n + 1) C(n, wins)).
 
 Under a fair coin W is a martingale that begins at 1, so it *ever* reaches 1/α with a probability of at most α
-(Ville's inequality). The test may therefore look after each pair, and stop or go on as it likes. The ratios
-that this test does not reject form a confidence interval for the median ratio; its ends are order statistics.
+(Ville's inequality). The test may therefore look after each pair, and stop or continue. The ratios that this
+test does not reject form a confidence interval for the median ratio; its ends are order statistics.
 
 *Error rate.* With ``ALPHA`` = 0.0125 for each side, a candidate that is no better is called better with a
 probability of at most 1.25 %. A tuning makes at most two such proofs, so it takes a change that is no gain in

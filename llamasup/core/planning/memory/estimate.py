@@ -247,7 +247,7 @@ def _parts(
 
 class _OnDevice(NamedTuple):
     weights: int
-    copied: int  # weights that the host holds too
+    copied: int  # weights that the host also holds
     kv: int
 
 

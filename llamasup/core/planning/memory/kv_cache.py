@@ -29,7 +29,7 @@ class ContextShape(Struct, frozen=True):
     flash_attn: bool = True
     unified: bool = False  # all slots share one pool of cells
     swa_full: bool = False  # --swa-full, and builds without that option (before May 2025)
-    mla_values: bool = False  # builds before January 2026 cache V of MLA models too
+    mla_values: bool = False  # builds before January 2026 also cache V of MLA models
     rollback: int = 0  # extra snapshots of each recurrent state: --spec-draft-n-max with draft-mtp
     # Tokens of each slot whose logits fit into a micro-batch: 1, plus the drafted ones. None: all tokens, as
     # in builds before June 2026 (#23861).

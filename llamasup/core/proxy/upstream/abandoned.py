@@ -51,7 +51,7 @@ class Abandoned:
         clock: Callable[[], float],
         on_crash: Callable[[HttpError], None],
     ) -> None:
-        if lease.since_s:  # it keeps its permits, but the request is over
+        if lease.since_s:  # it keeps its permits, but the request has finished
             request.slot_s += (monotonic() - lease.since_s) * lease.weight
         request.slot_s += lease.permit_s
         self._on_crash = on_crash

@@ -37,7 +37,7 @@ class Hardware(Struct, frozen=True):
     memory_available_bytes: int  # available without swapping and without the cgroup's OOM killer
     memlock_limit_bytes: int | None
     may_raise_priority: bool
-    address_space_limit_bytes: int | None = None  # RLIMIT_AS; counts mapped files and reserved pages too
+    address_space_limit_bytes: int | None = None  # RLIMIT_AS; also counts mapped files and reserved pages
     cgroup_memory_limit_bytes: int | None = None  # the tightest; memory_total_bytes respects it
     swap_total_bytes: int = 0
     swap_free_bytes: int = 0

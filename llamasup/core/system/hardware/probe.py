@@ -113,7 +113,7 @@ def oom_kills(root: Path = Path("/")) -> int:
     """Return the number of kills so far; 0 if the system does not count them. ``root`` is for tests.
 
     The count of our own cgroup (v2 ``memory.events.local`` since 5.3, else ``memory.events``, which in 5.2
-    counts the groups below, too; v1 ``memory.oom_control`` since 4.13), or else of the whole system
+    also counts the groups below; v1 ``memory.oom_control`` since 4.13), or else of the whole system
     (``/proc/vmstat``).
     A child is in its parent's cgroup, unless it was moved.
     """

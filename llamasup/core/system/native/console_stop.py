@@ -11,7 +11,7 @@ def main() -> None:
     kernel32 = ctypes.CDLL("kernel32")
     kernel32.FreeConsole()
     if kernel32.AttachConsole(int(sys.argv[1])):
-        kernel32.SetConsoleCtrlHandler(None, True)  # it reaches this process, too
+        kernel32.SetConsoleCtrlHandler(None, True)  # it also reaches this process
         kernel32.GenerateConsoleCtrlEvent(0, 0)
 
 

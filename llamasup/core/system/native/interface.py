@@ -172,7 +172,7 @@ class Native(ABC):
 
     @abstractmethod
     def before_bind(self, sock: socket.socket, *, share: bool) -> None:
-        """Let ``sock`` bind a port that was just closed; with ``share`` one that other sockets have, too."""
+        """Let ``sock`` bind a port that was just closed; with ``share`` also a port of other sockets."""
 
     # --- processes
 
@@ -291,7 +291,7 @@ class Native(ABC):
 
     @abstractmethod
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
-        """Start a process that outlives this one. Raises CalledProcessError too."""
+        """Start a process that outlives this one. Also raises CalledProcessError."""
 
     def raise_files_limit(self) -> int:
         """Raise the soft limit on open files to the hard one. Returns the new limit; 1,024 if it is unknown.
@@ -328,7 +328,7 @@ class Native(ABC):
         """Return the name of the processor; empty if unknown."""
 
     def is_terminal(self, fd: int) -> bool:
-        """Return whether ``fd`` is a terminal. On Windows, ``os.isatty`` is true for the device NUL, too."""
+        """Return whether ``fd`` is a terminal. On Windows, ``os.isatty`` is also true for the device NUL."""
         return os.isatty(fd)
 
     def is_background_job(self) -> bool:

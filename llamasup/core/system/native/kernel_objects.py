@@ -69,7 +69,7 @@ class JobObject:
             raise
 
     def adopt(self, process_handle: int) -> None:
-        """Add a process; the processes that it starts from now on are added too."""
+        """Add a process; the processes that it starts from now on are also added."""
         self._call("AssignProcessToJobObject", ctypes.c_void_p(process_handle))
 
     def kill(self) -> None:

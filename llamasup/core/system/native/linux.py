@@ -110,7 +110,7 @@ class Linux(Posix):
 
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         start = self.start_of(pid)
-        if start is None:  # a zombie has a pidfd too
+        if start is None:  # a zombie also has a pidfd
             raise ProcessLookupError(pid)
         fd = self.pidfd(pid)
         if fd is None:
@@ -160,7 +160,7 @@ class Linux(Posix):
     def set_niceness(self, pid: int, nice: int) -> None:
         super().set_niceness(pid, nice)
         # With autogroup, as on desktops, Linux compares nice values only within a session. The child has its
-        # own session, which gets this nice value, too.
+        # own session, which also gets this nice value.
         with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as file:  # noqa: PTH123
             file.write(str(nice))
 

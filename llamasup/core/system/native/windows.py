@@ -59,7 +59,7 @@ _IN_USE = frozenset({_SHARING_VIOLATION, _LOCK_VIOLATION})
 _DELETE = 0x00010000
 _IN_USE_WAIT_S = 2.0
 _IN_USE_POLL_S = 0.02
-_reading_at = threading.Lock()  # Windows moves the file position in a read at an offset, too
+_reading_at = threading.Lock()  # Windows moves the file position even in a read at an offset
 
 _UTF_8 = 65001
 _CLOSES = frozenset({2, 5, 6})  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
@@ -244,7 +244,7 @@ class Windows(Native):
         """
         import subprocess
 
-        # If our parent has made us ignore Ctrl-C (CREATE_NEW_PROCESS_GROUP), children would do so too.
+        # If our parent has made us ignore Ctrl-C (CREATE_NEW_PROCESS_GROUP), children would also ignore it.
         _kernel32.SetConsoleCtrlHandler(None, False)
         job = JobObject(_kernel32)
         flags = subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED

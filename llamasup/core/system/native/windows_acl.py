@@ -17,7 +17,7 @@ from llamasup.core.system.native.sddl import owner_of, users_with_rights
 _PERSISTENT_ACLS = 0x0008
 _TOKEN_QUERY, _TOKEN_USER = 0x0008, 1
 _SE_FILE_OBJECT, _OWNER, _DACL, _PROTECTED_DACL = 1, 0x1, 0x4, 0x80000000
-# In SDDL: the administrators and the system, which can take any file over; the owner, who is checked too.
+# In SDDL: the administrators and the system, which can take any file over; the owner, who is also checked.
 _TRUSTED = frozenset({"BA", "SY"})
 _OWNER_RIGHTS = "OW"
 

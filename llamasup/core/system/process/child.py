@@ -29,7 +29,7 @@ _ALLOWED = (
     # how many threads, and where
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
-# The prefixes above match secrets too, such as NVIDIA_API_KEY. No setting has such a part in its name.
+# The prefixes above also match secrets, such as NVIDIA_API_KEY. No setting has such a part in its name.
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}

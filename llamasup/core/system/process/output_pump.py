@@ -284,7 +284,7 @@ class RotatedFile:
             raise
 
     def _undo_write(self, written: int) -> None:
-        """Remove half a line, which would corrupt the next one, unless another process writes here too."""
+        """Remove half a line, which would corrupt the next one, unless another process also writes here."""
         if self._fd is not None and written and os.fstat(self._fd).st_size == self._size:
             os.ftruncate(self._fd, self._size - written)
 

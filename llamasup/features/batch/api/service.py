@@ -108,7 +108,7 @@ class BatchService:
         if await self._stored(Store.count_unfinished, owner) >= most:
             raise StorageLimit(
                 f"You have {most} batches that are not over, the most that may wait.",
-                remedy="Wait until one is over, or cancel one.",
+                remedy="Wait until one has finished, or cancel one.",
             )
         batch = new_batch(asked, new_batch_id(), file, epoch_s())
         await self._stored(Store.save_batch, batch)

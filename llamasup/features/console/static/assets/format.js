@@ -72,7 +72,7 @@ export function clock(time) {
 }
 
 // Removes terminal escapes and control characters; the rest is shown as text, never as HTML.
-// No sequence goes on in the next line: one that is cut off would hide the rest of a log.
+// No sequence continues in the next line: a truncated sequence would hide the rest of a log.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])/g;
 const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
