@@ -32,7 +32,7 @@ _CORE: Final = (
     _core("status", "Show the state of a running llamasup and its models.", "control"),
     _core("top", "Show the models and the requests of a running llamasup, live."),
     _core("ps", "List the models of a running llamasup, or of all if several run.", "control"),
-    _core("why", "Say why a model is in its state, and what would have to change.", "control"),
+    _core("why", "Explain why a model is in its state, and what would change it.", "control"),
     _core("load", "Load a model, and wait until it is ready.", "control"),
     _core("unload", "Unload a model, and wait until its memory is free.", "control"),
     _core("restart", "Restart one model, or all loaded models one by one.", "control"),

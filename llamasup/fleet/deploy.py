@@ -215,7 +215,7 @@ def deploy(
         if shown["application"] == "failed":
             raise FleetUnusable(
                 f"The fleet was deployed, and does not run: {why_not_ready(shown)}",
-                remedy="Correct what it says, and deploy again.",
+                remedy="Correct the reported problem, and deploy again.",
             )
         return shown
 
@@ -235,7 +235,7 @@ def _start_serve(cluster: Cluster, fleet: Fleet) -> None:
         raise ConfigInvalid(
             f"Ray Serve runs at {http.host}:{http.port} already, and fronts of this config expect it at "
             f"{host}:{port}.",
-            remedy="Set `fleet.directory` or `fleet.listen` to its address; or end Serve with all of its "
+            remedy="Set `fleet.directory` or `fleet.listen` to its address; or stop Serve with all of its "
             "applications (`serve shutdown -y`), and deploy again.",
         )
 
@@ -267,7 +267,7 @@ def down(
             cluster.serve.delete(fleet.name, _blocking=False)
             if not _wait(lambda: fleet.name not in cluster.serve.status().applications, timeout_s, pause):
                 raise FleetLate(
-                    f"The fleet has not ended within {timeout_s:.0f} s: a replica waits for its requests.",
+                    f"The fleet has not stopped within {timeout_s:.0f} s: a replica waits for its requests.",
                     remedy="Ray continues. `llamasup fleet status` shows what still runs.",
                 )
         return {"ended": ended, **_name(cluster, fleet)}

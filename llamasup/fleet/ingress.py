@@ -60,7 +60,7 @@ _FOR_SERVE: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds
 client has left."""
 _MANY_BODIES = HttpError(
     503,
-    "the bodies of the requests that wait for a replica take as much memory as may be",
+    "the bodies of the requests that wait for a replica take all the memory that they may use",
     "unavailable_error",
     "bodies_limit",
     "try again shortly",
@@ -340,7 +340,7 @@ def _lines_for_node(asked: Request) -> bytes:
 def _limited(key: ApiKey) -> HttpError:
     return HttpError(
         403,
-        f"the key {key.name!r} has limits, which count only at a front of the fleet",
+        f"the key {key.name!r} has limits, which only a front of the fleet enforces",
         "permission_error",
         "key_limits",
         "use a front, or a key without rpm, concurrent and tpm",

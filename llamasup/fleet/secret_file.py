@@ -46,7 +46,7 @@ def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = Fal
         ) from None
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigInvalid(
-            "Other users can read the file with the secret of the fleet, and so use all of its nodes.",
+            "Other users can read the file with the secret of the fleet, and could use all nodes with it.",
             remedy="chmod 600 the file of `fleet.key_file`.",
         )
     return _checked(content.decode(errors="replace").strip(), "The file of `fleet.key_file`")

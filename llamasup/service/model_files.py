@@ -187,7 +187,8 @@ class ModelFiles:
         for managed in map(self._catalog.pool.managed_models.get, ids):
             if managed is not None and (managed.is_used() or managed.holds_memory):
                 raise Conflict(
-                    f"Requests use the model {managed.spec.id!r}.", remedy="Try again when they have ended."
+                    f"Requests use the model {managed.spec.id!r}.",
+                    remedy="Try again when they have finished.",
                 )
 
     def _plan(self, spec: ModelSpec, config: Config, served: Iterable[ModelSpec]) -> _Going:

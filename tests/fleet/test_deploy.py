@@ -247,7 +247,7 @@ def test_end_has_more_time_than_a_replica_may_take() -> None:
 def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: Path) -> None:
     ray.run_fleet()
     ray.ends = False
-    with pytest.raises(FleetUnusable, match="has not ended within 0 s") as error:
+    with pytest.raises(FleetUnusable, match="has not stopped within 0 s") as error:
         deploy.down(config, {}, timeout_s=0.0)
     assert error.value.exit_code == 75
     assert "Ray continues" in error.value.remedy

@@ -50,7 +50,7 @@ Template = Annotated[
         "requests, in which $prompt or $FIELD stand for them; `default` sends the prompt alone.",
     ),
 ]
-Endpoint = Annotated[str, option("--endpoint", "PATH", "Where the requests of --template go.")]
+Endpoint = Annotated[str, option("--endpoint", "PATH", "The path for the requests of --template.")]
 Pid = Annotated[int | None, option("--pid", "PID", "Process ID of the llamasup to use, if several run.")]
 Url = Annotated[str | None, option("--url", "URL", "URL of the llamasup to use. Env: $LLAMASUP_URL.")]
 KeyFile = Annotated[
@@ -91,7 +91,8 @@ def run(
 ) -> int:
     """Send each line of a file, and append each answer to another file.
 
-    The same command again continues. The exit code is 0 when each line has its answer or its error.
+    Repeat the command to continue an interrupted run. The exit code is 0 when each line has its answer or
+    its error.
     """
 
     def job() -> Job:
@@ -184,7 +185,7 @@ def status(view: View, name: Name, json: o.Json = False) -> None:
 @commands.command()
 @guarded
 def cancel(view: View, name: Name) -> None:
-    """End the run of a batch. Its answers so far stay, and `resume` continues it."""
+    """Stop the run of a batch. Its answers so far stay, and `resume` continues it."""
     from llamasup.features.batch import job as batch_job
 
     job = batch_job.find_job(name)

@@ -42,7 +42,7 @@ NoWait = Annotated[bool, flag("--no-wait", "Return immediately.")]
 Now = Annotated[bool, flag("--now", "Abort the requests in flight.")]
 WaitForExit = Annotated[bool, flag("--wait", "Wait until llamasup has exited.")]
 Follow = Annotated[bool, flag("--follow -f", "Print new lines as they are written.")]
-OwnLines = Annotated[bool, flag("--own", "What llamasup has said itself, not a llama-server.")]
+OwnLines = Annotated[bool, flag("--own", "Show llamasup's own messages, not those of a llama-server.")]
 Lines = Annotated[
     int,
     option(
@@ -104,7 +104,7 @@ def status(view: View, client: ControlClient, *, all_: AllModels = False, json: 
 @commands.command()
 @with_client
 def why(view: View, client: ControlClient, model: Model = None, *, json: o.Json = False) -> None:
-    """Say why a model is in its state, and what would have to change.
+    """Explain why a model is in its state, and what would change it.
 
     Explains why a model is loaded, waiting, evicted, restarted, refused, or smaller than asked for.
     """

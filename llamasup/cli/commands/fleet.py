@@ -60,7 +60,7 @@ def status(view: View, config: File = None, json: o.Json = False) -> None:
 @commands.command()
 @guarded
 def down(view: View, config: File = None, timeout: TimeoutOfEnd = None, json: o.Json = False) -> None:
-    """End all models of the fleet, after their running requests."""
+    """Stop all models of the fleet after their running requests."""
     from llamasup.fleet import deploy as fleet
 
     with _waiting(view, "ending the models") as pause:

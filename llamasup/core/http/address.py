@@ -73,7 +73,7 @@ def allowed_origin(text: str) -> str:
     """
     if "*" in text:
         raise UsageInvalid(
-            f"{text!r} would let every web page that a user here has open use the model.",
+            f"{text!r} would let every web page that a user has open use the model.",
             remedy="Name each origin.",
         )
     scheme, separator, authority = text.lower().partition("://")

@@ -76,12 +76,12 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
         embedded = _embedded(f"{origin} embedded")
         if embedded is None and python_executable() is None:
             raise RuntimeMissing(
-                f"{origin} asks for the embedded runtime, which this application does not have.",
+                f"{origin} requests the embedded runtime, which this application does not have.",
                 remedy="Ship a llama-server with the application, and give its path.",
             )
         if embedded is None:
             raise RuntimeMissing(
-                f"{origin} asks for the embedded runtime, but {sys.executable} has no package xllamacpp.",
+                f"{origin} requests the embedded runtime, but {sys.executable} has no package xllamacpp.",
                 remedy=f"Install it: {install_command('embedded')}",
             )
         return embedded

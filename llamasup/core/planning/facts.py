@@ -381,7 +381,7 @@ def _demo_in(folder: Path) -> Path:
     except OSError as error:
         raise FolderUnusable(
             f"{path}: the demo model cannot be written: {error.strerror}",
-            remedy="Free space there, or remove what blocks this path; or use your own model.",
+            remedy="Free space on this disk, or remove what blocks this path; or use your own model.",
         ) from None
     return path
 

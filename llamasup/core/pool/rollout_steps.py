@@ -326,7 +326,7 @@ def _with_old_build(model: Model, rollout: Rollout) -> Model:
 
 def _nothing_to_compare(model: Model) -> BuildUnproven:
     return BuildUnproven(
-        f"The new build cannot prove itself with {model.spec.id!r}: the running processes have ended.",
+        f"The new build cannot prove itself with {model.spec.id!r}: the running processes have exited.",
         remedy="Try again later.",
     )
 

@@ -55,7 +55,7 @@ def refused_file(request: Request, proxy: ProxyContext) -> HttpError | None:
         return None
     return HttpError(
         503,
-        f"{limits.file_uploads} files are being uploaded, as many as may be",
+        f"{limits.file_uploads} files are being uploaded, which is the maximum",
         "unavailable_error",
         "uploads_limit",
         "try again shortly",

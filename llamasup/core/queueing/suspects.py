@@ -29,7 +29,7 @@ POISON: Final = b'"poison_request"'
 """The part of a refusal by which its body is recognized."""
 _POISON: Final = HttpError(
     503,
-    "This request has ended its llama-server twice, the second time while no other request ran",
+    "This request has twice made its llama-server crash or hang, the second time while no other request ran",
     cause="poison_request",
     remedy="change the request, and report what it does to llama.cpp (the reason is in llamasup's log)",
 )

@@ -227,7 +227,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
         Boolean(),
         "Continue a streamed answer on the next llama-server after a crash.",
         default=False,
-        flag=Flag(of_service=True, help="Continue a streamed answer after the end of its llama-server."),
+        flag=Flag(of_service=True, help="Continue a streamed answer after its llama-server exits."),
         of_name=True,
     )
     repair: Repair | None = setting(

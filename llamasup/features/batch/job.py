@@ -166,7 +166,7 @@ def _claimed(job: Job) -> Iterator[int]:
         except Claimed:
             raise Conflict(
                 f"Another process already runs the batch with the output {job.output!r}.",
-                remedy=f"Wait for it, or end it: llamasup batch cancel {job.id}",
+                remedy=f"Wait for it, or stop it: llamasup batch cancel {job.id}",
             ) from None
         except OSError as error:
             raise OutputFailed(
@@ -209,7 +209,7 @@ def cancel(job: Job, wait_s: float = CANCEL_WAIT_S) -> bool:
             return ended is not None
         if monotonic() >= deadline_s:
             raise Conflict(
-                f"The process {pid}, which runs the batch, has not ended after {wait_s:g} s.",
+                f"The process {pid}, which runs the batch, has not exited after {wait_s:g} s.",
                 remedy="Try again, or kill it: the finished lines are in the output.",
             )
         sleep(_POLL_S)

@@ -250,7 +250,7 @@ def divide(output: Output, index: Index, paths: Sequence[Path], code: str) -> tu
             path.unlink(missing_ok=True)
         raise DiskFull(
             f"The files of the results cannot be written: {error.strerror}.",
-            remedy="Free some space: the batch ends then.",
+            remedy="Free some space. Then the batch finishes.",
         ) from None
 
 

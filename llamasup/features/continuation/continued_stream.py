@@ -150,7 +150,7 @@ class ContinuedStream(Between):
 def _not_continued(reason: NotContinued) -> HttpError:
     return HttpError(
         502,
-        f"llama-server ended within this answer, which could not be continued: {reason}",
+        f"llama-server exited during this answer, which could not be continued: {reason}",
         "server_error",
         "not_continued",
         "send the request again",

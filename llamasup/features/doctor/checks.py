@@ -281,7 +281,7 @@ def check_nvml(facts: Facts) -> Iterator[Check]:
         yield Check(
             "NVML",
             True,
-            "not installed: llamasup asks the runtime for free memory, which is slower",
+            "not installed: llamasup reads the free memory from the runtime, which is slower",
             f"Install it: {install_command('gpu')}",
         )
     elif remedy := _NVML_BROKEN.get(nvml.error):

@@ -176,7 +176,7 @@ class DownloadClient:
             wait_s = parse_retry_after(response.headers.get("retry-after"), datetime.now(UTC))
             if wait_s is not None and wait_s > self.retry_policy.max_retry_after_s:
                 raise DownloadFailed(
-                    f"{shown_url(url)} answered {status} and asks to retry after {wait_s:.0f} s.",
+                    f"{shown_url(url)} answered {status} and requests a retry after {wait_s:.0f} s.",
                     remedy="Try again then: the same command continues the download.",
                 )
             raise TransientError(f"{shown_url(url)} answered {status}", wait_s)

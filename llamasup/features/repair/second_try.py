@@ -30,7 +30,7 @@ _SCHEMA_IGNORED: Final = HttpError(
     400,
     "llama-server has ignored the JSON schema, because it cannot use it",
     cause="schema_ignored",
-    remedy="remove keywords such as not, oneOf and uniqueItems from it, or ask /v1/chat/completions",
+    remedy="remove keywords such as not, oneOf and uniqueItems from it, or use /v1/chat/completions",
 )
 _TOO_LARGE: Final = HttpError(502, "the second answer is too large to check it")  # the client gets the first
 

@@ -280,7 +280,8 @@ def _config_paths(file: Path) -> Iterator[Path]:
             yield path
         elif is_home(str(path.parent)):
             raise ConfigInvalid(
-                f"The config {path} is in {path.parent}, so the service would get access to all files there.",
+                f"The config {path} is in {path.parent}, so the service would get access to all files "
+                "of that folder.",
                 remedy="Move it to a folder of its own, or to /etc/llamasup.",
             )
         else:

@@ -59,8 +59,8 @@ def tune(
 ) -> int:
     """Measure which flags make a model better here, and keep them.
 
-    Real servers answer real requests. A change is kept only if it is proven better; run, serve and plan use
-    it then. Ctrl-C stops, and the next call continues.
+    Real servers answer real requests. A change is kept only if it is proven better. Then run, serve and
+    plan use it. Ctrl-C stops, and the next call continues.
     """
     from llamasup.core.models.by_name import file_of
 

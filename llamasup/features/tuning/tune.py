@@ -61,7 +61,7 @@ def only_tuning(model_path: Path) -> Iterator[None]:
     except Claimed:
         raise TuningFailed(
             f"{model_path.name} is being tuned by another llamasup: the two would disturb each other.",
-            remedy="Wait for its end, or stop it with Ctrl-C. What it has measured is not lost.",
+            remedy="Wait until it has finished, or stop it with Ctrl-C. What it has measured is not lost.",
         ) from None
     except OSError as error:
         raise FolderUnusable(

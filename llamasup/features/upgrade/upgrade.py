@@ -173,7 +173,7 @@ class Upgrade:
         if self._under_way is not None or self._report.state == "returning":
             raise Conflict(
                 "An upgrade is under way.",
-                remedy="Wait for its end; `llamasup upgrade` shows how far it is.",
+                remedy="Wait until it has finished; `llamasup upgrade` shows its progress.",
             )
         self._upgrading = self._tasks().create_task(self._caught(choice), name="upgrade")
         error = await asyncio.shield(self._upgrading)

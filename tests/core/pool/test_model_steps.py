@@ -478,7 +478,7 @@ def test_unproven_build_ends_if_there_is_nothing_to_compare_with() -> None:
     story.failed(old_id(story))
     ended = story.serving(story.id)
     assert [type(effect) for effect in ended] == [Stop, EndRollout]
-    assert "the running processes have ended" in str(ended[-1])
+    assert "the running processes have exited" in str(ended[-1])
     assert story.model.state is ModelState.UNLOADING
 
 
@@ -537,7 +537,7 @@ def test_restart_of_the_old_processes_ends_the_proof() -> None:
     assert [type(effect) for effect in story.starting(old)] == [Stop]
     story.serving(old)
     ended = story.stopped(new)[-1]
-    assert "the running processes have ended" in str(ended)
+    assert "the running processes have exited" in str(ended)
     assert (story.model.state, story.id) == (ModelState.RESIDENT, old)
 
 

@@ -108,7 +108,7 @@ def test_open_page_notices_the_end_and_the_next_start(serve: Serve, new_context:
     assert console.running.stop() == 0
     expect(page.get_by_text("reconnecting")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="llamasup does not answer").first).to_be_visible()
-    expect(page.get_by_text("All states are from before.")).to_be_visible()
+    expect(page.get_by_text("The states shown are not current.")).to_be_visible()
     colours = page.locator(".state, .note").evaluate_all(
         "all => all.map(each => getComputedStyle(each).color)"
     )

@@ -321,7 +321,7 @@ def test_retry_after_is_respected_up_to_a_limit(puller: Puller) -> None:
     puller()
     assert "trying again in 1.0 s" in puller.followed.text
     puller.hub.faults.append(Fault("/tree/main", status=429, headers={"Retry-After": "3600"}))
-    with pytest.raises(DownloadFailed, match="asks to retry after 3600 s"):
+    with pytest.raises(DownloadFailed, match="requests a retry after 3600 s"):
         puller()
 
 

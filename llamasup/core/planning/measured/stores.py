@@ -76,7 +76,7 @@ def save_results(model: FileIdentity, results: KeptResults) -> None:
     except OSError as error:
         raise FolderUnusable(
             f"{folder}: the results of tuning cannot be saved: {error.strerror}",
-            remedy="Free space there, or make the folder writable, and repeat the command.",
+            remedy="Free space on this disk, or make the folder writable, and repeat the command.",
         ) from None
 
 

@@ -126,7 +126,7 @@ class LiveRequests:
         if not cancelled:
             raise RequestUnknown(
                 f"No request in flight has the id {request_id[:100]!r}.",
-                remedy="It may have ended. `llamasup top` shows the requests in flight.",
+                remedy="It may have finished. `llamasup top` shows the requests in flight.",
             )
         return tuple(cancelled)
 

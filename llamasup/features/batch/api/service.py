@@ -96,7 +96,8 @@ class BatchService:
         file = await self.file(owner, file_id)
         if await self._stored(Store.is_in_use, file.id):
             raise Conflict(
-                f"A batch reads the file {file_id!r}.", remedy="Cancel the batch, or wait for its end."
+                f"A batch reads the file {file_id!r}.",
+                remedy="Cancel the batch, or wait until it has finished.",
             )
         await self._stored(Store.remove_file, file.id)
 
@@ -107,7 +108,7 @@ class BatchService:
         file = await self.file(owner, asked.input_file_id)
         if await self._stored(Store.count_unfinished, owner) >= most:
             raise StorageLimit(
-                f"You have {most} batches that are not over, the most that may wait.",
+                f"You have {most} unfinished batches, which is the maximum.",
                 remedy="Wait until one has finished, or cancel one.",
             )
         batch = new_batch(asked, new_batch_id(), file, epoch_s())

@@ -62,7 +62,7 @@ function Console() {
     <main id="main" tabindex="-1" class=${connected ? null : "stale"}>
       <h1>${PAGES[where.name]}</h1>
       ${!connected && html`<${Problem} error=${error} />`}
-      ${!connected && status && html`<p class="note">All states are from before.</p>`}
+      ${!connected && status && html`<p class="note">The states shown are not current.</p>`}
       ${loaded.name !== where.name || !session
         ? html`<p class="note">Loading…</p>`
         : loaded.Page ? html`<${loaded.Page} key=${where.name} model=${where.model} />` : html`<${Problem} error=${loaded.error} />`}

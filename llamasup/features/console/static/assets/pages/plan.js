@@ -88,7 +88,7 @@ function Answer({ plan }) {
   return html`<div aria-live="polite">
       ${plan.problem && html`<${Problem} error=${plan.problem} />`}
       <${Table} columns=${DEVICES} rows=${Object.entries(plan.devices)} idOf=${([name]) => name} />
-      <p>${plan.evicts.length ? `It would unload ${plan.evicts.join(", ")}.` : "No other model would be unloaded for it."}</p>
+      <p>${plan.evicts.length ? `It would unload ${plan.evicts.join(", ")}.` : "No other model would be unloaded."}</p>
     </div>
     <h2>Command line</h2>
     <pre class="command" tabindex="0">${shortArguments(plan.argv)}</pre>
