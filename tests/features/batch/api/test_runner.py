@@ -347,7 +347,7 @@ async def test_running_batch_is_cancelled_and_a_waiting_one_at_once(serve: Serve
     async with serve(max_batches=2) as api:
         batch = await api.create(["a", *[f"wait {n}" for n in range(20)]])
         waiting = await api.create(["b"])
-        assert "2 batches" in (await api.create(["c"]))["error"]["message"]
+        assert "2 unfinished batches" in (await api.create(["c"]))["error"]["message"]
         await api.server.asked.wait()
         refused = await api.http.delete(f"/v1/files/{batch['input_file_id']}", headers=ANNA)
         assert refused.status_code == 409
