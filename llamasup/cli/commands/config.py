@@ -220,7 +220,7 @@ def starter_text(found: StarterFacts) -> str:
     """Write a config that ``llamasup config check`` accepts."""
     return "\n".join(
         (
-            "# Configuration of llamasup. docs/configuration.md describes all keys.",
+            "# Configuration of llamasup. `llamasup help configuration.md` describes all keys.",
             "# After a change, run `llamasup config check`, then `llamasup reload`.",
             *_listening(found),
             *_models(found),
