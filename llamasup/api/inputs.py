@@ -1,4 +1,4 @@
-"""Checks the arguments of ``serve`` like the keys of a config, and makes the config of them."""
+"""Checks the arguments of ``serve`` like the keys of a config, and makes a config from the arguments."""
 
 from __future__ import annotations
 

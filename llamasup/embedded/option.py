@@ -1,7 +1,7 @@
 """One row of the option table, its text in ``--help``, and how its values are read.
 
-The layout is that of llama.cpp's ``common_arg::to_string`` (b11434), which programs parse: head up to column
-40, text wrapped at 70, ``(env: NAME)`` last.
+The layout is the same as in llama.cpp's ``common_arg::to_string`` (b11434), which programs parse: head up to
+column 40, text wrapped at 70, ``(env: NAME)`` last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Makes a front of ``serve``: the models of its config are those of the fleet, and it loads none itself.
+"""Makes a front of ``serve``: the models of its config are the models of the fleet, and the front loads none
+itself.
 
 ``FleetMembership`` polls the directory for the nodes. Needs no Ray.
 

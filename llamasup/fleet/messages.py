@@ -113,7 +113,7 @@ class ListedModel(Struct, frozen=True):
 
 
 class Poll(Struct, frozen=True):
-    """A front asks for a snapshot with another version than ``seen``. ``waiting``: how many of its requests
+    """A front requests a snapshot with another version than ``seen``. ``waiting``: how many of its requests
     wait for each model. ``number`` grows: a poll may arrive after the one that replaces it.
     """
 

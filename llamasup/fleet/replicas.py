@@ -40,7 +40,8 @@ def replicas_for(loads: Iterable[float], target: float) -> int:
 
 
 class ScaleByLoad:
-    """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are those of the constructor).
+    """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are the arguments of the
+    constructor).
 
     It applies ``idle_after_s`` itself, because a start that has failed should not wait as long: Serve (2.60)
     gives up a deployment whose replicas failed to start three times, until it has had 0 replicas. With
@@ -98,7 +99,7 @@ class PlannedNeeds(Struct, frozen=True):
 
 
 def given_for(model: str, fleet: Fleet) -> FleetModel:
-    """Return the settings of this model, completed by those of all models."""
+    """Return the settings of this model, completed by the settings of all models."""
     own = fleet.models.get(model, FleetModel())
     return replace(
         own,

@@ -31,7 +31,7 @@ WhenIdle = Literal["end", "sleep"]
 
 
 class FleetModel(SettingGroup, frozen=True, kw_only=True):
-    """The settings of one model, where they differ from those of the others."""
+    """The settings of one model that differ from the settings of all models."""
 
     min_replicas: int | None = setting(Integer(0, 10_000), "The least number of replicas.", "that of fleet")
     max_replicas: int | None = setting(Integer(1, 10_000), "The largest number of replicas.", "that of fleet")

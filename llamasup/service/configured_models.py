@@ -62,7 +62,7 @@ _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
 
 class CatalogFront(Backend, ExplainedModels, Protocol):
-    """Names in front of those of another backend, which lead to its models."""
+    """Names in front of the names of another backend, which lead to its models."""
 
     def apply(self, config: Config) -> None:
         """Use this config from now on: it was read again."""

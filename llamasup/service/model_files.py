@@ -1,4 +1,4 @@
-"""Downloads and removes the models of ``serve`` when clients ask for it (``ModelFiles`` of the control API).
+"""Downloads and removes the models of ``serve`` when clients request it (``ModelFiles`` of the control API).
 
 Downloads exactly what a request for the model would download.
 """

@@ -1,6 +1,6 @@
 """The models behind one address: a pool, its names and its control target.
 
-``HostedEntry`` has one model, for ``run`` and ``wrap``. ``configured_models.py`` has those of ``serve``.
+``HostedEntry`` has one model, for ``run`` and ``wrap``. ``configured_models.py`` has the models of ``serve``.
 """
 
 from __future__ import annotations

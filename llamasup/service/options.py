@@ -1,4 +1,4 @@
-"""The options of services, and the listeners and proxy settings made of them."""
+"""The options of services, and the listeners and proxy settings that are made from these options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ _FORM_BYTES = MIB  # around the file of an upload
 
 
 def largest_body(memory_bytes: int) -> int:
-    """The largest body, if the user sets none: llama-server's, where four of them take 1/16 of the memory."""
+    """The largest body, if the user sets none: llama-server's limit, or less, so that four such bodies
+    take at most 1/16 of the memory.
+    """
     return min(BODY_BYTES, max(Limits().body_bytes, memory_bytes // 64))
 
 

@@ -1,4 +1,4 @@
-"""The options of ``serve``, and the service that is made of them."""
+"""The options of ``serve``, and the service that is made from these options."""
 
 from __future__ import annotations
 

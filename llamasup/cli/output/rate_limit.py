@@ -117,7 +117,9 @@ class RequestLineLimit:
 
 
 def is_routine(record: RequestRecord) -> bool:
-    """Tell whether such requests are frequent and harmless, as those of a monitor or a waiting batch."""
+    """Tell whether such requests are frequent and harmless, such as the requests of a monitor or a waiting
+    batch.
+    """
     return record.outcome in ("local", GAVE_WAY) or (record.outcome == "ok" and not record.model)
 
 

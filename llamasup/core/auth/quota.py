@@ -120,7 +120,9 @@ class Quota:
         self.in_flight += jobs
 
     def refund(self, now: float) -> None:
-        """Uncount a request that was refused before llama-server had all of it, or that had no server."""
+        """Uncount a request that was refused before llama-server had the whole request, or that had no
+        server.
+        """
         if self._requests is not None:
             self._requests.give_back(1, now)
 

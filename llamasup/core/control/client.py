@@ -1,7 +1,7 @@
 """The client of the control API of a running llamasup.
 
-Every failure is raised as an error of llamasup. An error that the server answers is raised as the same class
-that it has there.
+Every failure is raised as an error of llamasup. An error that the server answers is raised here as the class
+that the server raised.
 """
 
 from __future__ import annotations

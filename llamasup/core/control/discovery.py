@@ -29,7 +29,7 @@ _SYSTEM_SERVICES = Path("/run/llamasup")
 
 
 def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
-    """All llamasups that this user may access, with those of systemd below ``services``."""
+    """Return all llamasups that this user may access, with services of systemd below ``services``."""
     running: list[Running] = []
     unresponsive: list[Unresponsive] = []
     closed: list[str] = []

@@ -1,6 +1,6 @@
 """The control target of a pool: models, each of which can be loaded, unloaded and restarted.
 
-``ConfiguredTarget`` is that of ``serve``, ``OnlyModelTarget`` that of ``run`` and ``wrap``.
+``serve`` has a ``ConfiguredTarget``, ``run`` and ``wrap`` have an ``OnlyModelTarget``.
 """
 
 from __future__ import annotations

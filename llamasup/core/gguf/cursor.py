@@ -1,4 +1,5 @@
-"""A position in the first bytes of a GGUF file. Each step advances it, asks for more bytes, or refuses.
+"""A position in the first bytes of a GGUF file. Each step advances the cursor, requests more bytes, or
+refuses.
 
 Every length is checked against the file's size, and the size of all kept values is bounded (X12).
 """

@@ -1,8 +1,7 @@
 """The facts of a model file, on which planning, memory and admission decide.
 
-:mod:`llamasup.core.gguf.facts_from_header` reads them from the GGUF header. Key names in the comments are
-those of the header; ``{a}`` stands for the architecture's prefix. A chat template is searched for its
-features, never run.
+:mod:`llamasup.core.gguf.facts_from_header` reads them from the GGUF header. The comments name the keys of the
+header; ``{a}`` stands for the architecture's prefix. A chat template is searched for its features, never run.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class SplitName(Struct, frozen=True):
 
 
 def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
-    """Return the facts of the model at ``path``; for the first part of a split set, those of the whole set.
+    """Return the facts of the model at ``path``; for the first part of a split set, the facts of the whole
+    set.
 
     Facts are cached on disk (in ``cache_folder``, by default the user's cache) until a file of the model
     changes its size or modification time. Raises ModelMissing if the file is missing or may not be read, and

@@ -2,7 +2,7 @@
 
 It reads versions 2 and 3 in either byte order. It skips long arrays, bounds counts and sizes, and checks
 every length, so that a damaged header costs an error, and not much memory or time (X12).
-Format: ggml/docs/gguf.md; the checks are those of gguf.cpp, llama.cpp b11434.
+Format: ggml/docs/gguf.md; the checks are the same as in gguf.cpp, llama.cpp b11434.
 """
 
 from __future__ import annotations

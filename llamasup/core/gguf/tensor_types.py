@@ -1,4 +1,4 @@
-"""ggml's tensor types and llama.cpp's names for whole files of them (ggml.c and llama.h, build b11434)."""
+"""ggml's tensor types and llama.cpp's names for files of these types (ggml.c and llama.h, build b11434)."""
 
 from __future__ import annotations
 

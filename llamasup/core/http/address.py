@@ -5,8 +5,8 @@ llama.cpp's RPC has neither keys nor encryption, so the address of a worker is l
 ``tls://``: a tunnel between two llamasups.
 
 Only a proxy that the user trusts may say in ``X-Forwarded-For`` for whom it asks. Each proxy appends the
-address from which it was asked, so the list is read from its end; what an untrusted client has put in front
-of it does not count.
+address from which it was asked, so the list is read from its end; what an untrusted client has put before
+that address is ignored.
 """
 
 from __future__ import annotations

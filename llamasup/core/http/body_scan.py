@@ -1,8 +1,8 @@
 """Scans a JSON body, or a form, that arrives in pieces, without keeping it.
 
 The scan finds two facts: how many jobs llama-server starts for the body, and which of its strings
-llama-server would fetch as URLs. It reads both as llama-server (b11434) does. Of duplicate keys the one with
-more jobs counts. The scan does not validate: llama-server refuses invalid bodies itself.
+llama-server would fetch as URLs. It reads both as llama-server (b11434) does. If a key is duplicate, the
+value with more jobs is used. The scan does not validate: llama-server refuses invalid bodies itself.
 
 Regular expressions skip strings and arrays of numbers. Every other token costs a step in Python, and the
 number of steps is limited: a body with more tokens, or with deeper nesting, is ``unclear``.

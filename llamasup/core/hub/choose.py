@@ -1,7 +1,7 @@
 """Chooses the files of a model in a repository: one quantization, all its parts, its projector.
 
-Only names and sizes of files are known. The choice is that of llama.cpp (common/download.cpp, b11434): Q4_K_M
-by default, no drafts or importance matrices, a projector from the model's folder or one above. Unlike
+Only names and sizes of files are known. llamasup chooses as llama.cpp does (common/download.cpp, b11434):
+Q4_K_M by default, no drafts or importance matrices, a projector from the model's folder or one above. Unlike
 llama.cpp, several matching models are an error.
 """
 

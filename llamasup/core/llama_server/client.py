@@ -139,7 +139,7 @@ class Prober:
         return read_window(await self._body("/slots", PROBE_TIMEOUT_S))
 
     async def transfer_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
-        """Let the server write a slot to the file ``name`` in its folder, or read it from there.
+        """Let the server write a slot to the file ``name`` in its folder, or read it from that file.
 
         Without a timeout; the server finishes even if the caller cancels. Raises NoAnswer.
         """

@@ -1,7 +1,7 @@
 """The log lines of llama-server that llamasup reacts to at once, as b11434 and older builds write them, and
-those that may be published.
+the lines that may be published.
 
-``read_line`` reads those of a start, ``read_drafted`` the line about the drafts of a request, at its end.
+``read_line`` reads the lines of a start, and ``read_drafted`` the line about drafts that follows a request.
 
 ``shareable_lines`` selects lines that cannot quote a request. A server that is not ready yet has no requests,
 so all its lines with a time stamp are kept. After that, only lines that report work in numbers are kept, and

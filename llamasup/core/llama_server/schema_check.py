@@ -62,7 +62,7 @@ class _Completion(msgspec.Struct):
 
 
 class AskedJson(msgspec.Struct, frozen=True):
-    """The JSON that a request asks for. ``schema`` None: any JSON."""
+    """The JSON that a request requires. ``schema`` None: any JSON."""
 
     schema: dict[str, Any] | None
 

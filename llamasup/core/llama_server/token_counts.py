@@ -308,7 +308,7 @@ _SHARED_FULL_KEY = b'"message":"' + SHARED_FULL.encode() + b'"'
 
 
 def is_shared_full(body: bytes) -> bool:
-    """Return whether this error is that of all requests which together have filled a shared context."""
+    """Return whether this is the error of requests that have filled a shared context together."""
     return _SHARED_FULL_KEY in body
 
 

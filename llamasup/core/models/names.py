@@ -1,6 +1,6 @@
 """Names of models: the id of a file, patterns, and the search for a client's name.
 
-Which model has a name: ``rules.py`` for names of the config, ``name_bindings.py`` for those of found files.
+Which model has a name: ``rules.py`` for names of the config, ``name_bindings.py`` for names of found files.
 """
 
 from __future__ import annotations

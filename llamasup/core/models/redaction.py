@@ -1,7 +1,7 @@
 """Hides folders from clients without the right ``control``, in messages and in llama-server's answers (pure).
 
-``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path``
-(b11434).
+``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` has the path of an adapter in
+``path`` (b11434).
 """
 
 from __future__ import annotations

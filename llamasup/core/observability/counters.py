@@ -187,7 +187,7 @@ class Metrics:
         self.loads[model] = self.loads.get(model, 0) + 1
 
     def count_eviction(self, model: str, reason: str) -> None:
-        """Count an unload; ``reason`` is that of ``events.ModelUnloading``."""
+        """Count an unload; ``reason`` is the ``reason`` of ``events.ModelUnloading``."""
         self.evictions[model, reason] = self.evictions.get((model, reason), 0) + 1
 
     def count_replay(self, model: str) -> None:

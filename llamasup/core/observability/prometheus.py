@@ -1,4 +1,4 @@
-"""The text of /metrics: llamasup's metrics, and those of each llama-server with a ``model`` label.
+"""The text of /metrics: llamasup's metrics, and the metrics of each llama-server with a ``model`` label.
 
 The Prometheus library formats the numbers of ``counters.py`` for each scrape. The format is Prometheus text
 (0.0.4), whatever ``Accept`` says: OpenMetrics requires counters to end in ``_total``, and not all of

@@ -1,6 +1,6 @@
 """The ladder of smaller plans: which setting is reduced next, before a start and after a failed one.
 
-After a failed start the order is the documented one: a context that is longer than the profile asks for,
+After a failed start the order is the documented one: a context that is longer than the profile requires,
 slots, context, KV type, layers on the GPU. Before a start, the KV type comes before the context, because a
 short context ends requests, and a packed cache only slows long ones. Settings of the user are never reduced.
 """

@@ -89,7 +89,7 @@ class LaunchPlan(PlanSizes, frozen=True, kw_only=True):
 
     @property
     def drafts_itself(self) -> bool:
-        """Whether the model drafts with its own layers, and the user did not ask for it."""
+        """Whether the model drafts with its own layers, although the user did not request it."""
         return self.draft == "draft-mtp" and "--spec-type" in self.adjustable
 
     @property

@@ -77,7 +77,7 @@ class PlanSizes(Struct, frozen=True, kw_only=True):
 
     @property
     def least_ctx_size(self) -> int | None:
-        """The tokens of a slot that the profile asks for; None: a slot has no more."""
+        """The tokens of a slot that the profile requires; None: a slot has no more."""
         return self.context.least_of_slot
 
     @property

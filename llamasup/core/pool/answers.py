@@ -30,7 +30,7 @@ def pause_of(model: Model, *, awaited: bool = False) -> HttpError | None:
 
 
 def reason_of(model: Model) -> HttpError | None:
-    """The answer while no process serves, or starts; None: that of the last process."""
+    """The answer while no process serves or starts. If it is None, the answer of the last process is used."""
     if model.spec.stay.by_command:
         return None
     if model.error is not None:

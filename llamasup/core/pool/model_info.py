@@ -1,6 +1,6 @@
 """The facts about a model of the pool at one moment (pure).
 
-``catalog/collect.py`` collects them. All that shows a model is made of them: ``/v1/models`` (also for other
+``catalog/collect.py`` collects them. Everything that shows models uses it: ``/v1/models`` (also for other
 nodes), ``status``, ``ps``, ``why``, the memory and the gauges.
 """
 

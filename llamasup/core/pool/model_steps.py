@@ -72,7 +72,7 @@ def _begin_sizing(model: Model, purpose: Purpose) -> Model:
 
 
 def begin_rollout(model: Model, error: LlamasupError | None = None) -> Model:
-    """Size the newest spec, unless the processes are of it: then the rollout ends with ``error``."""
+    """Size the newest spec. If the processes already have it, finish the rollout with ``error``."""
     if not is_outdated(model):
         return end_rollout(model, error)
     return _begin_sizing(replace(model, rollout=Rollout()), "rollout")

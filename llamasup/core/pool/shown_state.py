@@ -11,7 +11,9 @@ from llamasup.core.supervision.states import State
 
 
 class ShownState(StrEnum):
-    """The state of a model: that of its process, or why it has none. The first is the nearest to serving."""
+    """The state of a model: the state of its process, or why it has no process. The first is the nearest to
+    serving.
+    """
 
     READY = "ready"
     WARMING = "warming"

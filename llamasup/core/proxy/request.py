@@ -201,7 +201,7 @@ class Request(msgspec.Struct, eq=False):
         return opening
 
     def wants_events(self) -> bool:
-        """Whether its body asks for a stream, and its route supports streams."""
+        """Whether its body requests a stream, and its route supports streams."""
         if not (self.head.route.streams and self.head.needs_permit and self.body):
             return False
         try:

@@ -1,4 +1,6 @@
-"""The stages of an answer that does not pass as it is: which a request needs, and those of the core."""
+"""The stages of an answer that does not pass as it is: the stages that a request needs, and the stages of the
+core.
+"""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class Stage:
     # --- the record
 
     def total(self, counts: TokenCounts | None) -> TokenCounts | None:
-        """The token counts of all attempts; ``counts``: those of the client's answer."""
+        """The token counts of all attempts; ``counts``: the counts of the client's answer."""
         return counts
 
 

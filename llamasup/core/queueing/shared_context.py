@@ -1,6 +1,6 @@
 """Computes the permits of a request on a server whose slots share one context (pure).
 
-If the running requests fill the context together, llama-server ends all of them (b11434). So a long request
+If the running requests fill the context together, llama-server aborts all of them (b11434). So a long request
 takes the permits of several slots, as far as its length can be told from bytes.
 """
 

@@ -172,8 +172,8 @@ class Generation:
         self._slots = self.start(work)
 
     def close(self, why: HttpError, *, crashed: bool) -> None:
-        """End the running requests of clients, and those of llamasup: llama-server does not exit while it
-        works on one (b11434).
+        """Abort the running requests of clients and of llamasup: llama-server does not exit while it works on
+        one (b11434).
         """
         self.endpoint.close(why, crashed=crashed)
         self._cancel_tasks()
@@ -250,7 +250,7 @@ class Generation:
         self.post(states.Exited(self.number, diagnosis, explained))
 
     async def clean_up(self) -> None:
-        """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        """Close the child's pipe, remove its socket, and kill the processes that it left behind."""
         USED.remove(*self._used)
         self._used = (), ""
         await asyncio.to_thread(self.child.end_descendants)

@@ -4,7 +4,7 @@
 
 - *unresponsive*: it does not answer ``/health``. Not checked while the proxy sees its responses arrive.
 - *wedged*: ``/health`` answers 200, but running requests make no progress, or every answer is an error
-  (llama.cpp #27388, #27505, #23268, #13281). Then llamasup asks for one token; without a token the server
+  (llama.cpp #27388, #27505, #23268, #13281). Then llamasup requests one token; without a token, the server
   has failed.
 
 These are not hangs: a slow model (a pause as long as an earlier one is normal), a long prompt (b11434 shows

@@ -59,7 +59,7 @@ class ChildPlan(Protocol):
 
     @property
     def nice(self) -> int | None:
-        """The nice value of the process; None: that of llamasup."""
+        """The nice value of the process. None: the nice value of llamasup."""
         ...
 
     @property

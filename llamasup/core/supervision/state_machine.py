@@ -3,7 +3,7 @@
 ``advance`` is pure: time and randomness are arguments. The runner (``runner.py``) carries out the effects
 and posts their results as new events.
 
-Every event about a child carries its generation. ``is_stale`` names the events that are dropped: those of an
+Every event about a child carries its generation. ``is_stale`` names the events that are dropped: events of an
 earlier generation, of a child that has exited, and of old timers.
 
 The steps come first, then the ``TABLE`` that chooses one by state and event. A step is a pure function from a

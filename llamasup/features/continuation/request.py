@@ -77,7 +77,7 @@ def holds_back(body: Body) -> bool:
 
 
 def limited(body: Body, pieces: int) -> bool:
-    """Reduce the limits of new tokens by those that the client has. True: the client has all of them.
+    """Reduce the limits of new tokens by the tokens that the client has. True: the client has all of them.
 
     Then one more token is asked for, because a limit of 0 is none.
     """

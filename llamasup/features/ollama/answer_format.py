@@ -1,6 +1,6 @@
-"""The answers of llama-server → those of Ollama's API (pure).
+"""Translates the answers of llama-server into answers of Ollama's API (pure).
 
-llama-server's answers are those of build b11434. Text is copied without decoding it, because this runs for
+The answers of llama-server are as in build b11434. Text is copied without decoding it, because this runs for
 each token.
 """
 

@@ -1,8 +1,8 @@
 """Serves Ollama's API on a listener of its own: its paths, and what answers each (a ``Dialect``).
 
 Requests that run a model are translated and then take the way of every request to /v1/chat/completions,
-/completion or /v1/embeddings: keys, limits, queue, retries, metrics and virtual models are those of that way.
-Other paths of the listener, such as /v1/…, are llama-server's own.
+/completion or /v1/embeddings: keys, limits, queue, retries, metrics and virtual models work as for these
+requests. Other paths of the listener, such as /v1/…, are llama-server's own.
 """
 
 from __future__ import annotations

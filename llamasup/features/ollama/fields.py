@@ -1,6 +1,6 @@
 """Reads the fields and the options of a request in Ollama's API, and says what is wrong with one (pure).
 
-``null`` counts as a field that is not there, as in Ollama. A field that Ollama's API does not have is
+``null`` counts as a missing field, as in Ollama. A field that Ollama's API does not have is
 ignored, as Ollama does; a field that it has is honoured or refused (docs/ollama.md has the table).
 
 A field stays JSON until it is read, and the items of a list are read only if they have the expected type. So

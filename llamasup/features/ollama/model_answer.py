@@ -1,6 +1,6 @@
 """One request in Ollama's API: whether its model has the features that it needs, and its answer.
 
-Takes the answer of llama-server in any pieces, and writes that of Ollama: lines of JSON while a stream
+Takes the answer of llama-server in any pieces, and writes the answer of Ollama: lines of JSON while a stream
 arrives, or one object once a whole answer has arrived.
 """
 

@@ -1,7 +1,7 @@
 """A request in Ollama's API → the request for llama-server, or the reason why not (pure).
 
-Each field of docs/ollama.md is honoured or refused here, never ignored in silence. llama-server's API is that
-of build b11434.
+Each field of docs/ollama.md is honoured or refused here, never ignored in silence. llama-server's API is as
+in build b11434.
 """
 
 from __future__ import annotations

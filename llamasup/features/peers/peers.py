@@ -1,6 +1,6 @@
 """The other nodes and their models, as this node uses them.
 
-Owns the watches of the nodes, what is known of them, and the models that they have. Follows the membership
+Owns the watches of the nodes, what is known of the nodes, and the models of the nodes. Follows the membership
 and the models of this node.
 """
 

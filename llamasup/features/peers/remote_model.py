@@ -1,4 +1,4 @@
-"""A model of other nodes: one queue over an endpoint for each of them. ``SharedModel`` adds this node.
+"""A model of other nodes: one queue, and an endpoint for each node. ``SharedModel`` adds this node.
 
 The owner updates it with what is known of the nodes. An endpoint has as many permits as the node has slots
 for the model, so that requests wait here, where clients take turns. The queue of the node protects it from
@@ -115,7 +115,9 @@ class RemoteModel:
         return self.balancer.pick(self._healthy(free), infers=infers, body=body).lease(infers=infers)
 
     def serving(self) -> Serving:
-        """Return the endpoints of the nodes that serve, else that of the node that should load the model."""
+        """Return the endpoints of the nodes that serve, else the endpoint of the node that should load the
+        model.
+        """
         if self._paused is not None:
             return self._paused
         if self._warm:

@@ -1,3 +1,3 @@
 """Makes requests usable that llama-server would refuse, and decides which answers it requests again, for
-models whose config asks for it.
+models whose config enables it.
 """

@@ -233,8 +233,8 @@ def runtime_argument(runtime: Runtime) -> str:
 
 
 def program_paths(runtime: Runtime) -> list[Path]:
-    """Return the folders of Python, llamasup and the runtime; those of the bundle, if llamasup has no
-    Python.
+    """Return the folders of Python, llamasup and the runtime; in the bundle, which has no Python, its
+    folders.
     """
     program = Path(sys.executable)
     paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]

@@ -40,7 +40,7 @@ _OPERATIONS: Final = {
 def spans_of(
     record: RequestRecord, ended_ns: int, ids: IdGenerator, resource: Resource
 ) -> list[ReadableSpan]:
-    """Return the span of the request, then those of its phases. Times are in nanoseconds since 1970."""
+    """Return the span of the request, then the spans of its phases. Times are in nanoseconds since 1970."""
     trace_id = int(record.trace_id, 16) if record.trace_id else ids.generate_trace_id()
 
     def span(name: str, begin_ns: int, end_ns: int, parent: SpanContext | None, **more: Any) -> ReadableSpan:

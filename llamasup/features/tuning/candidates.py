@@ -105,8 +105,8 @@ def contradict(one: Changes, other: Changes) -> bool:
 
 
 def purpose_of(asked: Purpose | None, profile: Profile | None) -> Purpose:
-    """Return the purpose of ``--for``; by default that of the profile. The default profile is tuned for
-    latency.
+    """Return the purpose of ``--for``; by default the purpose of the profile. The default profile is tuned
+    for latency.
     """
     if asked is not None:
         return asked

@@ -146,7 +146,7 @@ class Session:
         return self._saved is not None
 
     def stop_now(self) -> None:
-        """Kill all servers, also those that are ending. The cancelled ``run`` then ends at once."""
+        """Kill all servers, including servers that are exiting. The cancelled ``run`` then ends at once."""
         self._compare.stop_now()
 
     async def run(self) -> SessionResult:

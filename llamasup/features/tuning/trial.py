@@ -1,7 +1,8 @@
 """A llama-server that is measured: started from a plan, given real requests, ended.
 
-It is a child like that of ``run`` (``system/process/spawn.py``): it dies with llamasup, and the guardian of
-the run folder ends what it leaves behind. A child that crashes, hangs or does not fit is a ``TrialFailed``.
+It is a child like the llama-server of ``run`` (``system/process/spawn.py``): it dies with llamasup, and the
+guardian of the run folder kills what it leaves behind. A child that crashes, hangs or does not fit is a
+``TrialFailed``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The requests of a measurement, its score (what "better" means for each purpose), and the quality guard.
 
-The lengths come from an access log, or from a stated mix. Only lengths are read there: a log has no prompts.
-Each prompt is a text of its own, so none is found in a cache, and no text repeats itself. Sampling is
-llama-server's default with a fixed seed: greedy answers repeat themselves. Both would flatter drafts.
+The lengths come from an access log, or from a stated mix. Only lengths are read from a log, which has no
+prompts. Each prompt is a text of its own, so none is found in a cache, and no text repeats itself. Sampling
+is llama-server's default with a fixed seed: greedy answers repeat themselves. Both would flatter drafts.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Line(msgspec.Struct):
 
 
 def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...]:
-    """Return the lengths of ``count`` requests that stand for those of an access log, by their sums of
+    """Return the lengths of ``count`` requests that represent the requests of an access log, by their sums of
     tokens.
 
     Lines that are no answered requests with tokens are skipped.
@@ -226,7 +226,7 @@ def probes(ctx_size: int, *, drafts: bool) -> tuple[Probe, ...]:
 
 
 class TokenOdds(Struct, frozen=True):
-    """One generated token, and the log-probabilities of the most likely ones there."""
+    """One generated token, and the log-probabilities of the most likely tokens at its position."""
 
     token: int
     logprobs: Mapping[int, float]

@@ -1,6 +1,6 @@
-"""Decides whether a new build may serve, from its plans and from what was seen of it (pure).
+"""Decides whether a new build may serve, from its plans and from its observed answers (pure).
 
-During the proof, requests go to the server of the new build, and the same ones to that of the running build.
+During the proof, the same requests go to the server of the new build and to the server of the running build.
 ``next_step`` says after each request what to do next, or gives the verdict with its reason. Afterwards,
 ``after_crashes`` says whether the new build may stay. ``flag_changes`` compares the plan of a model with each
 build, and ``choose`` chooses the model for the proof.
@@ -121,7 +121,7 @@ def next_step(trial: Trial) -> Step:
 
 
 def speed_of(pairs: Sequence[Pair]) -> Interval:
-    """Return the speed of the new build as a ratio to that of the running one."""
+    """Return the speed of the new build as a ratio to the speed of the running build."""
     ratios = [math.log(max(pair.old_s, 1e-9) / max(pair.new_s, 1e-9)) for pair in pairs if pair.alone]
     return bounds(ratios)
 

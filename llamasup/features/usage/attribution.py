@@ -1,9 +1,9 @@
 """Divides measured energy among the requests that had a slot between two readings.
 
-The counters measure the whole machine. The requests that had a slot between two readings, whether they have
-ended or not, get the mean power of that interval, for the time in which at least one of them had a slot, each
-in proportion to its slot seconds. So the time without a request counts for no model. A request counts in each
-interval for its part of it.
+The counters measure the whole machine. The requests that had a slot between two readings, finished or not,
+get the mean power of that interval, for the time in which at least one of them had a slot, each in proportion
+to its slot seconds. So the time without a request counts for no model. A request counts in each interval for
+its part of it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def today() -> date:
 
 
 def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date | None = None) -> None:
-    """Add the rows to those of the file, in one transaction. ``delete_before``: remove earlier days.
+    """Add the rows to the file, in one transaction. ``delete_before``: remove earlier days.
 
     Raises UsageFileUnusable and CorruptFile.
     """

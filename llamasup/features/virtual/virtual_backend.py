@@ -54,7 +54,7 @@ class _VirtualRoute(Struct, frozen=True):
     entry: VirtualEntry
 
     def for_work(self, work: Work | None) -> _VirtualRoute:
-        """The best of all models is also the best of those for this work, if it is one of them."""
+        """The best of all models is also the best model for this work, if it can do this work."""
         if work is None or work in self.model.works:
             return self
         suited = [(candidate, route) for candidate, route in self.known if work in route.model.works]

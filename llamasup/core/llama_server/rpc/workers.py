@@ -44,7 +44,7 @@ class WorkerAnswer(Struct, frozen=True):
 
 
 class Workers(Struct, frozen=True):
-    """The workers that a start uses, and those that it has to do without.
+    """The workers that a start uses, and the workers that are missing.
 
     ``excluded``: why the model's other settings exclude all of them; empty if they do not.
     """

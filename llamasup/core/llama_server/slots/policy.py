@@ -2,8 +2,8 @@
 
 A saved slot contains the tokens of a conversation and their KV cache. Only the same model, started with the
 same flags, can use it. llama-server (b11434, and the embedded runtime of October 2026) does not reject all
-other files: with those of a model of the same shape, or with wrong bytes, it answers nonsense, and a
-truncated file ends it (SIGABRT). So this module decides what may be restored.
+other files. With the files of a model of the same shape, or with wrong bytes, it answers nonsense. A
+truncated file crashes it (SIGABRT). So this module decides what may be restored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Estimates the end of a load from the times of the stages of earlier loads (pure).
 
 A load has four stages, in this order: llama-server *begins*, reads the *weights*, fills the *memory* of its
-context, and makes its *warm-up*, up to the token that llamasup asks for.
+context, and makes its *warm-up*, up to the token that llamasup requests.
 """
 
 from __future__ import annotations

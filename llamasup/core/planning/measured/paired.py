@@ -25,8 +25,8 @@ at most 2.5 % of all cases.
 confidence, the bounds of both proofs of a tuning do. This holds before it is known whether a change is taken.
 But bounds are shown only for a change that is taken, and of the small gains only the lucky proofs are: their
 gain is shown too large. With noise of 10 % in each round, 0.6 % of the proofs of a true gain of 1.005 take
-it; the mean gain that these show is 1.06, and the bounds of half of them do not contain 1.005. From a true
-gain of 1.05 on, this is below 1 %.
+it; these proofs show a mean gain of 1.06, and the bounds of half of these proofs do not contain 1.005. From a
+true gain of 1.05 on, this is below 1 %.
 
 *Power.* If all pairs are won, nine are enough. A noisy neighbour makes the test longer, and does not change
 the error rate.

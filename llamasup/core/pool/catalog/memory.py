@@ -1,4 +1,4 @@
-"""Collects the memory of this machine and of the loaded models, when the control API asks for it."""
+"""Collects the memory of this machine and of the loaded models, when the control API needs it."""
 
 from __future__ import annotations
 

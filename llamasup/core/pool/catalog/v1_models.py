@@ -1,7 +1,7 @@
 """A model in ``GET /v1/models``, for clients and for other llamasup nodes (pure).
 
-For clients, the keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of llama-server and
-its router (``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own in
+For clients, the keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), the keys of llama-server
+and its router (``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own in
 ``llamasup``.
 
 A node asks once a second (docs/peers.md). It gets the models of this node that its key may use, with their

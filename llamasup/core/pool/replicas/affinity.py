@@ -1,4 +1,5 @@
-"""Chooses the process for a request: the one with its beginning in a cache, unless it is much busier (pure).
+"""Chooses the process for a request: a process that caches its beginning, unless that process is much busier
+(pure).
 
 What is in the prompt cache of a process is estimated from its earlier requests; llama-server is never asked.
 """
@@ -40,7 +41,7 @@ class PromptMarks:
         return len(self._marks)
 
     def fit(self, conversation: Conversation | None) -> float:
-        """The part of it, 0 to 1, that an earlier conversation began with."""
+        """The part of the request, 0 to 1, that an earlier conversation began with."""
         if conversation is None or not self._marks:
             return 0.0
         for mark, size in zip(reversed(conversation.marks), reversed(conversation.sizes), strict=True):
@@ -120,7 +121,7 @@ class Affinity(Generic[_Process]):
         return self._turns
 
     def homes(self, processes: Sequence[_Process], conversation: Conversation | None) -> frozenset[_Process]:
-        """The ``processes`` with the longest useful part of it in their caches. All were added."""
+        """The ``processes`` that cache the longest useful part of the request. All were added."""
         fits = [self._marks[process].fit(conversation) for process in processes]
         return frozenset(processes[index] for index in homes(fits))
 

@@ -90,7 +90,7 @@ class LiveConnection(Protocol):
         ...
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
-        """End the request in flight, if any, with ``error``; ``outcome`` is that of its record."""
+        """Abort the request in flight, if any, with ``error``. Its record gets ``outcome``."""
         ...
 
 

@@ -51,7 +51,7 @@ def child_environment(
     config_home: str,
     library_path: str | None,
 ) -> dict[str, str]:
-    """Return the allowed variables of ``environ``, and those that llamasup sets.
+    """Return the allowed variables of ``environ``, and the variables that llamasup sets.
 
     ``config_home`` is an empty folder, ``library_path`` the binary's folder, to find its own libraries first.
     """

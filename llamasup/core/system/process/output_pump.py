@@ -85,7 +85,8 @@ class LogPump:
         return None if self._file is None else self._file.error
 
     def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
-        """Call ``callback`` in the running event loop for each matching line, first those of the tail.
+        """Call ``callback`` in the running event loop for each matching line, first for the lines of the
+        tail.
 
         Start it right after the spawn, before a flood pushes lines out of the tail. One watch at a time; of
         many matches in one chunk the last 200 are delivered.

@@ -57,7 +57,7 @@ def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of:
 
 
 def require_folders(folders: Iterable[Path], *, of: str) -> None:
-    """Reject missing folders of a command line: those of a config may appear later, these are mistyped.
+    """Reject missing folders of a command line, which are mistyped. Folders of a config may appear later.
 
     ``of`` is the option or argument that takes the folders. Raises ModelMissing.
     """
