@@ -142,6 +142,30 @@ def test_config_of_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.Monke
     assert load(tmp_path / "llamasup.yaml", {}).defaults.continue_streams
 
 
+# --- measurements ----------------------------------------------------------------------------------
+
+GENERATED = re.compile(r"<!-- (\S+): [^\n]* -->\n.*?<!-- end of \1 -->", re.S)
+TABLE = re.compile(r"(?:^ *\|.*\n)+", re.M)
+FIGURE = re.compile(r"[~<]?\d[\d.,–]* ?(?:ms|s|µs|%|[KMG]i?B|tokens/s|×)?(?: \(.*\))?")
+STATUS = re.compile(r"[1-5]\d\d")
+# How many tables of a page were measured once, by hand. All others lie between the marks of their script.
+MEASURED_BY_HAND = {"embedded.md": 1, "performance.md": 1, "sidecar.md": 1}
+
+
+def figures(table: str) -> list[str]:
+    """The cells with a figure; the first column and the head have none."""
+    rows = [row.strip().strip("|").split("|")[1:] for row in table.splitlines()[2:]]
+    cells = [cell.strip() for row in rows for cell in row]
+    return [cell for cell in cells if FIGURE.fullmatch(cell) and not STATUS.fullmatch(cell)]
+
+
+@pytest.mark.parametrize("page", [*PAGES[:1], *PAGES[2:]], ids=lambda page: page.name)
+def test_tables_of_measurements_come_from_a_script(page: Path) -> None:
+    tables = TABLE.findall(GENERATED.sub("", text_of(page)))
+    by_hand = [table for table in tables if len(figures(table)) >= 4]
+    assert len(by_hand) <= MEASURED_BY_HAND.get(page.name, 0), "\n".join(by_hand)
+
+
 # --- the pages as a whole ----------------------------------------------------------------------------
 
 
