@@ -76,4 +76,4 @@ def test_batches_of_all_clients_are_shown_and_cancelled(serve: Serve, new_contex
 def test_llamasup_without_batches_says_so(serve: Serve, new_context: NewContext) -> None:
     page = sign_in(new_context(), serve({"tiny": {}}))
     show(page, "Batches")
-    expect(page.get_by_text("This llamasup does not offer this.")).to_be_visible()
+    expect(page.get_by_text("This llamasup does not have this function.")).to_be_visible()

@@ -483,7 +483,7 @@ def test_usage_says_so_where_it_is_not_counted(page: Page) -> None:
     error = {"message": "GET /llamasup/v1/usage: no such path", "cause": "no_such_route"}
     page.route("**/v1/usage?*", lambda route: route.fulfill(status=404, json={"error": error}))
     show(page, "Usage")
-    expect(page.get_by_text("This llamasup does not offer this.")).to_be_visible()
+    expect(page.get_by_text("This llamasup does not have this function.")).to_be_visible()
 
 
 @pytest.mark.one_runtime

@@ -203,7 +203,7 @@ def test_filter_shows_only_slow_requests(page: Page) -> None:
     show(page, "Requests")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(2)
-    page.get_by_label("Only those of").check()
+    page.get_by_label("Only requests of").check()
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("/slow")
 

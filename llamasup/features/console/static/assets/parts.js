@@ -47,7 +47,7 @@ export function useAnswer(ask, inputs, every_ms = 0) {
 export function Problem({ error }) {
   if (!error) return null;
   if (error.status === 404 && error.message.endsWith("no such path")) {
-    return html`<p class="note">This llamasup does not offer this.</p>`;
+    return html`<p class="note">This llamasup does not have this function.</p>`;
   }
   return html`<div class="problem" role="alert">
     <p>${error.message}</p>

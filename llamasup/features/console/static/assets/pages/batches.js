@@ -14,7 +14,7 @@ const COLUMNS = [
   { title: "Done", of: ({ request_counts: { completed } }) => count(completed), number: true },
   { title: "Failed", of: ({ request_counts: { failed } }) => count(failed), number: true, tone: (batch) => batch.request_counts.failed > 0 && "bad" },
   { title: "Percent", of: ({ request_counts: { total, completed, failed } }) => (total ? percent((100 * (completed + failed)) / total) : UNKNOWN), number: true },
-  { title: "Ends by", of: (batch) => moment(batch.expires_at) },
+  { title: "Expires", of: (batch) => moment(batch.expires_at) },
   { title: "Errors", of: (batch) => (batch.errors?.data ?? []).map((mistake) => html`<p>${mistake.line ? `line ${mistake.line}: ` : ""}${mistake.message}</p>`) },
 ];
 

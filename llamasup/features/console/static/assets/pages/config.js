@@ -87,7 +87,7 @@ export default function Config() {
   if (!config.file) return html`<p class="note">This llamasup has no config file.</p>`;
   // What was found about another text is not shown, and permits nothing.
   const { value, error: refused } = check.text === text && check.config === config ? check : {};
-  return html`<p class="note">${config.file}${config.writable ? "" : " The console cannot write it."}</p>
+  return html`<p class="note">${config.file}${config.writable ? "" : " The console cannot change this file."}</p>
     <label class="field wide"><span>Config file</span>
       <textarea class="code" rows="20" spellcheck="false" readonly=${!config.writable} value=${text} onInput=${(event) => edit(event.target.value)}></textarea></label>
     <p class="actions"><button disabled=${!config.writable || !draft || !value?.ok || applying} onClick=${apply}>Apply</button>

@@ -60,7 +60,7 @@ function Device({ device }) {
       ${parts.map((part) => html`<rect class=${`part ${part.kind}`} x=${part.x} width=${part.width} height="1"><title>${`${[part.model, LEGEND[part.kind]].filter(Boolean).join(", ")}: ${bytes(part.size)}`}</title></rect>`)}
     </svg>`)}
     ${device.models.length === 0
-      ? html`<p class="note">No model uses it.</p>`
+      ? html`<p class="note">No model uses this memory.</p>`
       : html`<${Table} columns=${COLUMNS} rows=${device.models} idOf=${(model) => model.id} />`}
   </section>`;
 }

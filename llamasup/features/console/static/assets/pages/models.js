@@ -43,8 +43,8 @@ function Node({ node }) {
       <dl class="facts">
         <div><dt>Context</dt><dd>${model.ctx_size ? `${count(model.ctx_size)} tokens` : "–"}</dd></div>
         <div><dt>Slots</dt><dd>${model.slots ? `${model.slots_busy} of ${model.slots} busy` : "–"}</dd></div>
-        <div><dt>In flight from here</dt><dd>${count(model.in_flight)}</dd></div>
-        <div><dt>Its queue</dt><dd>${count(model.queued)}</dd></div>
+        <div><dt>Requests from this node</dt><dd>${count(model.in_flight)}</dd></div>
+        <div><dt>Queued requests</dt><dd>${count(model.queued)}</dd></div>
       </dl></li>`)}</ul>
   </section>`;
 }

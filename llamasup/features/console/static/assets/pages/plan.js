@@ -33,7 +33,7 @@ export default function Plan({ model }) {
     event.preventDefault();
     if (path.trim()) choose(path.trim());
   };
-  return html`<p class="note">Nothing is started or changed here.</p>
+  return html`<p class="note">This page starts and changes nothing.</p>
     <div class="fields">
       <${ModelChoice} label="Model" empty=${isFile && "none"} models=${models} value=${isFile ? "" : chosen} onChange=${(id) => choose(id)} />
       <form class="fields" onSubmit=${chooseFile}><label class="field"><span>Or a GGUF file of the server</span>
@@ -88,7 +88,7 @@ function Answer({ plan }) {
   return html`<div aria-live="polite">
       ${plan.problem && html`<${Problem} error=${plan.problem} />`}
       <${Table} columns=${DEVICES} rows=${Object.entries(plan.devices)} idOf=${([name]) => name} />
-      <p>${plan.evicts.length ? `It would unload ${plan.evicts.join(", ")}.` : "No other model would be unloaded."}</p>
+      <p>${plan.evicts.length ? `This plan would unload ${plan.evicts.join(", ")}.` : "No other model would be unloaded."}</p>
     </div>
     <h2>Command line</h2>
     <pre class="command" tabindex="0">${shortArguments(plan.argv)}</pre>

@@ -116,7 +116,7 @@ function Single({ task }) {
   return html`<form onSubmit=${ask}>
       <${ModelChoice} label="Model" models=${models} value=${chosen} onChange=${setModel} />
       <label class="field wide"><span>${task === "rerank" ? "Query" : "Text"}</span><textarea rows="2" required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>
-      ${task === "rerank" && html`<label class="field wide"><span>Documents, one a line</span><textarea rows="5" required value=${documents} onInput=${(event) => setDocuments(event.target.value)}></textarea></label>`}
+      ${task === "rerank" && html`<label class="field wide"><span>Documents, one per line</span><textarea rows="5" required value=${documents} onInput=${(event) => setDocuments(event.target.value)}></textarea></label>`}
       <p class="actions"><button>${TASKS[task]}</button></p></form>
     <${Problem} error=${found.error} />
     <div aria-live="polite">${found.took !== null && html`<p class="note">answered after ${seconds(found.took)}</p>`}

@@ -55,7 +55,7 @@ export default function Requests() {
       : html`<${Table} columns=${[...LIVE, cancelled]} rows=${requests.live} idOf=${(request) => request.id} />`}
     <h2>Finished</h2>
     ${requests.ended_total > requests.ended.length && html`<p class="note">${count(requests.ended_total)} requests have finished. The list has the last ${count(requests.ended.length)}, but at most 20 of each second.</p>`}
-    <label class="check"><input type="checkbox" checked=${onlySlow} onChange=${(event) => setOnlySlow(event.target.checked)} /> Only those of ${SLOW_S} s or longer</label>
+    <label class="check"><input type="checkbox" checked=${onlySlow} onChange=${(event) => setOnlySlow(event.target.checked)} /> Only requests of ${SLOW_S} s or longer</label>
     ${ended.length === 0
       ? html`<p class="note">None yet.</p>`
       : html`<${Table} columns=${FINISHED} rows=${ended} idOf=${(request) => request.request_id + request.time} toneOf=${(request) => (request.duration_s >= SLOW_S ? "slow" : null)} />`}`;

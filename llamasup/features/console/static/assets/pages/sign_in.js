@@ -21,7 +21,7 @@ export function SignIn({ error, onSignedIn }) {
   };
   return html`<main class="sign-in">
     <h1>Sign in to llamasup</h1>
-    <p>Run <code>llamasup ui</code> on the machine of this llamasup. It opens this page and signs this browser in.</p>
+    <p>Run <code>llamasup ui</code> on the machine of this llamasup. The command opens this page and signs the browser in.</p>
     ${failed.acceptsKey && html`<form onSubmit=${submit}>
       <label class="field"><span>Or enter an API key with the right “control”</span>
         <input type="password" name="key" autocomplete="off" required /></label>
