@@ -44,7 +44,7 @@ def interruptible_at_pauses() -> Iterator[Callable[[float], None]]:
     """Yield a function that waits for so many seconds, and raises Interrupted if a signal has come.
 
     It is for work in C code that cannot be interrupted, such as Ray's (2.60: SystemError). A second signal
-    ends the process at once.
+    kills the process at once.
     """
     signals: list[str] = []
 

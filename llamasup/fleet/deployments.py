@@ -1,7 +1,7 @@
 """Runs in Ray Serve: the nodes, the directory, and with ``fleet.ingress`` the ingress. Imports Ray.
 
 Serve starts, checks, scales, updates and ends the replicas; each is one llamasup (``node_process.py``).
-``application.py`` says which deployments there are.
+``application.py`` declares the deployments.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class DirectoryTable:
     # --- fronts -------------------------------------------------------------------------------------------
 
     def poll(self, poll: Poll, now_s: float) -> bool:
-        """Note a poll, which also says what the front has seen. One that a later poll has overtaken counts
+        """Note a poll, which also reports what the front has seen. One that a later poll has overtaken counts
         only as a sign of life. True if the snapshot changes.
         """
         before = self._fronts.get(poll.front)

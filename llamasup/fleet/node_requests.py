@@ -54,7 +54,8 @@ class NodeRequests:
     async def forward(
         self, target: bytes, lines: bytes, body: bytes
     ) -> AsyncGenerator[AnswerBegin | bytes, None]:
-        """Yield ``AnswerBegin``, then the further pieces of the body. Closing the iterator ends the request.
+        """Yield ``AnswerBegin``, then the further pieces of the body. Closing the iterator aborts the
+        request.
 
         Raises httpx.HTTPError if the answer is cut.
         """

@@ -35,7 +35,7 @@ def replicas_for(loads: Iterable[float], target: float) -> int:
     busy. The result is 0 only without any request: the last replica stays while it writes a long answer.
     """
     total = sum(loads)
-    # A sum of floats must not ask for one replica more than the exact value.
+    # A sum of floats must not request one replica more than the exact value.
     return math.ceil(round(total / target, 6)) if total > 0 else 0
 
 

@@ -138,7 +138,7 @@ class ConfigEditor:
         try:
             reading, _ = self._reading(text.encode("utf-8", "surrogatepass"))
         except ConfigIssues:
-            return ()  # ``_checked`` says what is wrong
+            return ()  # ``_checked`` reports what is wrong
         return refused_changes(known, reading.outside, reading.config.lines, full=full)
 
     def _checked(self, text: str) -> tuple[Sequence[Issue], Configured | None]:

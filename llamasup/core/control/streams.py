@@ -111,7 +111,7 @@ _log = logging.getLogger(__name__)
 MAX_WAITING = 256
 # Each is a connection and a queue; a client that needs more forgets to close them.
 MAX_STREAMS = 64
-# Of downloads, which any key may ask for: they must leave the streams above to operators.
+# Streams of downloads, which any key may request. They must leave the streams above to operators.
 MAX_PULLS = 32
 MAX_PULLS_OF_ONE = 4
 # Half of the usual idle limit of proxies and load balancers.

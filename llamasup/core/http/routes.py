@@ -41,7 +41,7 @@ class Route(msgspec.Struct, frozen=True):
 
     label: str
     infers: bool = False  # its answer ends with token counts
-    streams: bool = False  # its answer is a stream of events if the body says so
+    streams: bool = False  # its answer is a stream of events if the body requests one
     waits: bool = False  # its POSTs wait while a model loads
     repeats: bool = False  # its POSTs may be sent again after a crash
     work: Work | None = None  # that the model must support; None: any model answers

@@ -357,7 +357,7 @@ _RESERVED: tuple[tuple[frozenset[str], str], ...] = (
         | {"-hft", "--hf-token", "-dr", "--docker-repo"},
         "name the model as llamasup's MODEL argument",
     ),
-    (frozenset({"-a", "--alias"}), "use llamasup's --alias: clients ask for the model by it"),
+    (frozenset({"-a", "--alias"}), "use llamasup's --alias: clients request the model by this name"),
     (
         frozenset({"--ssl-key-file", "--ssl-cert-file"}),
         "llamasup talks to llama-server over a private socket; put a TLS proxy in front of llamasup",

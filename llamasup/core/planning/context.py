@@ -39,7 +39,7 @@ class Context(Struct, frozen=True):
     per_request: int  # tokens that one request may use
     parallel: int
     total: int  # as llama-server's --ctx-size
-    least_of_slot: int | None  # tokens that the profile asks for; None: a slot has no more than these
+    least_of_slot: int | None  # tokens that the profile requires; None: a slot has no more than these
     batch: int
     ubatch: int
     image_tokens: int  # of the largest image, which must fit in one micro-batch; 0: any micro-batch does

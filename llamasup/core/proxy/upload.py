@@ -37,7 +37,7 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
 
 
 def refused_file(request: Request, proxy: ProxyContext) -> HttpError | None:
-    """The refusal of an upload to the API for batches while there are as many as may be."""
+    """The refusal of an upload to the API for batches while the maximum is being uploaded."""
     limits = proxy.limits
     if not request.head.route.of_batches:
         return None

@@ -100,7 +100,7 @@ def warmup_succeeded(transition: Transition) -> Outcome:
 
 
 def serve(transition: Transition) -> Outcome:
-    # A new id without a timer: the start deadline must not end a server that serves.
+    # A new id without a timer: the start deadline must not stop a server that serves.
     serving = replace(
         transition.instance,
         state=State.READY,

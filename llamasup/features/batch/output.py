@@ -54,7 +54,7 @@ def answer_line(
     id_: str, custom_id: str, status: int, request_id: str, body: bytes, error: tuple[str, str] | None = None
 ) -> bytes:
     """Write a line in OpenAI's format, for an answer with any status. ``body``: JSON, or text. ``error``:
-    code and message, if the answer is not what the line asks for.
+    code and message, if the answer is not what the line requires.
     """
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw] | list[msgspec.Raw])

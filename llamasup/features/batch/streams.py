@@ -38,7 +38,7 @@ def streamed(url: str, body: bytes) -> bytes | None:
     try:
         asked = msgspec.json.decode(body, type=dict[str, Any])
     except INVALID_JSON:
-        return None  # the server says what is wrong
+        return None  # the server reports what is wrong
     if any(asked.get(name) not in (None, False, 0, 1) or asked.get(name) is True for name in _UNSTREAMED):
         return None
     if url == _COMPLETIONS and not isinstance(asked.get("prompt"), str):

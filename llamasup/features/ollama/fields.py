@@ -1,4 +1,4 @@
-"""Reads the fields and the options of a request in Ollama's API, and says what is wrong with one (pure).
+"""Reads the fields and the options of a request in Ollama's API, and reports invalid ones (pure).
 
 ``null`` counts as a missing field, as in Ollama. A field that Ollama's API does not have is
 ignored, as Ollama does; a field that it has is honoured or refused (docs/ollama.md has the table).

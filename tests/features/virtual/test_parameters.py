@@ -26,7 +26,7 @@ def test_known_and_new_names_are_accepted(name: str) -> None:
         ("temprature", "llama-server would ignore it; did you mean temperature?"),
         ("Top_K", "llama-server would ignore it; did you mean top_k?"),
         ("model", "a virtual model cannot change it: the key model of the virtual model names it"),
-        ("n", "a virtual model cannot change it: limits count the answers that the client asks for"),
+        ("n", "a virtual model cannot change it: limits count the answers that the client requests"),
         ("stream", "a virtual model cannot change it: the client decides how it reads the answer"),
         ("reasoning_budget", "requests have no parameter of this name; use thinking_budget_tokens"),
     ],

@@ -210,7 +210,7 @@ class ReplicaSet:
 def _prepared(repairs: Repairs) -> Repairs:
     if repairs.json:
         from llamasup.core.llama_server.schema_check import (
-            import_package,  # here, because few models ask for it
+            import_package,  # here, because few models need it
         )
 
         import_package()

@@ -157,7 +157,7 @@ def cpu_usage(pid: int) -> CpuUsage | None:
 def family_bytes(pid: int) -> int | None:
     """Return the memory of the process and its descendants without pages of mapped files.
 
-    The system reads and drops these pages as it likes. Takes some milliseconds. None if the process has
+    The system reads and drops these pages when it needs to. Takes some milliseconds. None if the process has
     exited or is not accessible.
     """
     import psutil
