@@ -138,7 +138,9 @@ def _serve(
     managers: list[MakeManager | None] = [take(os.environ) for take in attached("manager")]
     service = prepare()(bus)
     service.own_log = own_log
-    reporter = ConsoleReporter(view, service, began_s)
+    reporter = ConsoleReporter(
+        view, service, began_s, at_terminal=not output.sidecar and sys.stdin.isatty() and sys.stderr.isatty()
+    )
     service.observe(Observer(reporter.request, slow=reporter.slow_request, event=reporter.on_event))
     if output.server_log == "stderr":
         service.on_log = view.show_server_log

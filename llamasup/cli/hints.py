@@ -22,7 +22,7 @@ _COMMANDS_OF_OTHERS: Mapping[str, str] = MappingProxyType(
             ("", "ps", "running"),
             ("", "pull", "add download get"),
             ("", "rm", "delete remove"),
-            ("", "run", "chat start"),
+            ("", "run", "start"),
             ("", "serve", "daemon server up"),
             ("", "service install", "install"),
             ("", "stop", "down exit kill quit"),

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
@@ -37,6 +37,29 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(act())
     except asyncio.CancelledError:
         raise _interrupted(signals[0] if signals else "SIGINT") from None
+
+
+@contextmanager
+def ctrl_c_expires(limit: asyncio.Timeout) -> Iterator[None]:
+    """Let Ctrl-C expire ``limit``, in work that ``interruptible`` runs. Other signals have their effect."""
+    loop, before = asyncio.get_running_loop(), STOP_SIGNALS.listener
+    assert before is not None
+
+    def expire() -> None:
+        with suppress(RuntimeError):  # it has just ended, or has expired already
+            limit.reschedule(loop.time())
+
+    def deliver(name: str) -> None:
+        if name == "SIGINT":
+            loop.call_soon_threadsafe(expire)
+        else:
+            before(name)
+
+    STOP_SIGNALS.deliver_to(deliver)
+    try:
+        yield
+    finally:
+        STOP_SIGNALS.deliver_to(before)
 
 
 @contextmanager

@@ -57,6 +57,10 @@ class StopSignals:
         if self._pending:  # its signal is ignored, or its exception was swallowed
             listener(self._pending)
 
+    @property
+    def listener(self) -> Callable[[str], None] | None:
+        return self._deliver
+
     def raise_again(self) -> None:
         """Remove the listener: a signal raises Interrupted again."""
         self._deliver = None

@@ -85,6 +85,10 @@ _FLEET_KEY: Final = ("llamasup.fleet.settings", "FLEET")
 
 FEATURES: Final = (
     Feature(
+        "chat",
+        commands={"chat": "Chat with a model in the terminal, or answer one question in a pipe."},
+    ),
+    Feature(
         "connect",
         commands={"connect": "Show the settings of a client for a running llamasup."},
     ),

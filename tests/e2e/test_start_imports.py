@@ -14,6 +14,7 @@ LATER = {
     "tenacity",
     "psutil",
     "pydantic",
+    "prompt_toolkit",
     "rich",
     "yaml",
     "uvicorn",

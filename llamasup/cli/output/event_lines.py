@@ -109,8 +109,11 @@ class RequestLine(Struct, frozen=True):
 class ConsoleReporter:
     """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
-    def __init__(self, view: View, service: Service | RpcWorker, began_s: float) -> None:
+    def __init__(
+        self, view: View, service: Service | RpcWorker, began_s: float, *, at_terminal: bool = False
+    ) -> None:
         self._view = view
+        self._at_terminal = at_terminal  # somebody reads the lines, and has a keyboard
         self._service = service
         self._began_s = began_s
         self._stop_requests = 0
@@ -366,6 +369,8 @@ class ConsoleReporter:
             facts = [("server", launch.shown)]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
+        if self._at_terminal and isinstance(plan, LaunchPlan):
+            facts.append(("chat", "llamasup chat in another terminal, llamasup ui in a browser"))
         if runner is not None and runner.pid is not None:
             from llamasup.core.system.hardware.probe import load_usage
 

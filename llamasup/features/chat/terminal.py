@@ -1,0 +1,228 @@
+"""The chat in the terminal: reads lines with prompt_toolkit, and writes answers as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.key_binding import KeyBindings
+from rich.console import Console
+from rich.table import Table
+
+from llamasup.cli.interruptible import ctrl_c_expires
+from llamasup.cli.output.error_report import show_error
+from llamasup.core.system.text import json_text, printable
+from llamasup.errors import LlamasupError, NotRunning, OutputFailed, UsageInvalid
+from llamasup.features.chat.answer import Cost, safe
+from llamasup.features.chat.command import read_image
+from llamasup.features.chat.conversation import COMMANDS, Conversation, Typed, image_part, typed
+from llamasup.features.chat.stream import Client
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyPressEvent
+
+    from llamasup.cli.output.view import View
+    from llamasup.cli.served_model import ServedModel
+
+_PROMPT: Final = ">>> "
+_NEXT_LINE: Final = "... "
+
+
+async def chat_in_terminal(
+    served: ServedModel, key: str | None, conversation: Conversation, view: View
+) -> int:
+    """Chat until the user leaves. Returns the exit code."""
+    async with Client(served.url, key) as client:
+        return await _Chat(served, client, conversation, view).run()
+
+
+class _Chat:
+    def __init__(self, served: ServedModel, client: Client, conversation: Conversation, view: View) -> None:
+        self._served = served
+        self._client = client
+        self._conversation = conversation
+        self._view = view
+        self._out = Console(highlight=False, markup=False, soft_wrap=True)
+        self._commands: Mapping[str, Callable[[str], bool]] = {
+            "help": self._help,
+            "clear": self._clear,
+            "system": self._system,
+            "image": self._image,
+            "retry": self._retry,
+            "model": self._model,
+            "save": self._save,
+        }
+
+    async def run(self) -> int:
+        # The lines stay in memory: what users write is not kept (docs/security.md).
+        session: PromptSession[str] = PromptSession(
+            key_bindings=_keys(),
+            completer=_Words((self._served.name, *self._served.others)),
+            prompt_continuation=_NEXT_LINE,
+        )
+        self._note(f"{self._conversation.model} at {self._served.url} · /help lists commands, Ctrl-D leaves")
+        while True:
+            try:
+                line = await session.prompt_async(_PROMPT, handle_sigint=False)
+            except KeyboardInterrupt:
+                continue  # Ctrl-C empties the line
+            except EOFError:
+                return 0
+            try:
+                entered = typed(line)
+                if entered.command == "exit":
+                    return 0
+                if self._is_question(entered):
+                    await self._answer()
+            except NotRunning as error:
+                return show_error(self._view, error)
+            except LlamasupError as error:
+                show_error(self._view, error)
+
+    def _is_question(self, entered: Typed) -> bool:
+        """Carry out a command, or add a message. Returns whether an answer is due."""
+        if entered.command:
+            return self._commands[entered.command](entered.text)
+        if not entered.text.strip():
+            return False
+        self._conversation.add_message(entered.text)
+        return True
+
+    async def _answer(self) -> None:
+        """Show the next answer. Ctrl-C ends only the answer, and keeps the text that has come."""
+        text: list[str] = []
+        try:
+            async with asyncio.timeout(None) as limit:
+                with ctrl_c_expires(limit):
+                    await self._show_answer(text)
+        except TimeoutError:
+            self._note("(stopped)")
+        finally:
+            self._conversation.add_answer("".join(text))
+
+    async def _show_answer(self, text: list[str]) -> None:
+        cost, is_thinking, written = Cost(), False, "\n"
+        answer = self._client.answer(self._conversation)
+        try:
+            async for chunk in answer:
+                cost.add(chunk)
+                for choice in chunk.choices:
+                    thought, said = choice.delta.reasoning_content, choice.delta.content
+                    if thought:
+                        is_thinking = True
+                        self._write(thought, style="dim")
+                    if said:
+                        if is_thinking:
+                            self._write("\n\n")
+                            is_thinking = False
+                        text.append(said)
+                        self._write(said)
+                    written = said or thought or written
+        finally:
+            await answer.aclose()
+            if not written.endswith("\n"):
+                self._write("\n")
+        context = self._served.context if self._conversation.model == self._served.name else None
+        self._note(cost.text(context))
+
+    def _help(self, _: str) -> bool:
+        table = Table.grid(padding=(0, 2))
+        for name, (argument, purpose) in COMMANDS.items():
+            table.add_row(f"/{name} {argument}", purpose)
+        table.add_row("Esc Enter", "Begin another line in the message.")
+        self._out.print(table)
+        return False
+
+    def _clear(self, _: str) -> bool:
+        self._conversation.clear()
+        self._note("The conversation is empty.")
+        return False
+
+    def _system(self, text: str) -> bool:
+        self._conversation.system = text
+        self._note("The system prompt applies to the next answer." if text else "There is no system prompt.")
+        return False
+
+    def _image(self, path: str) -> bool:
+        name = Path(path).name
+        self._conversation.images.append(image_part(read_image(Path(path.strip("'\""))), name))
+        self._note(f"{printable(name)} is attached to the next message.")
+        return False
+
+    def _retry(self, _: str) -> bool:
+        if not self._conversation.take_back():
+            raise UsageInvalid("There is no message to answer again.")
+        return True
+
+    def _model(self, name: str) -> bool:
+        models = (self._served.name, *self._served.others)
+        if name and name not in models:
+            raise UsageInvalid(
+                f"The model {name!r} is not served.", remedy=f"Choose one of {', '.join(models)}."
+            )
+        if name:
+            self._conversation.model = name
+        for model in [name] if name else models:
+            self._note(f"{'*' if model == self._conversation.model else ' '} {printable(model)}")
+        return False
+
+    def _save(self, path: str) -> bool:
+        target = Path(path).expanduser()
+        content = json_text(self._conversation.body(), indent=2).encode() + b"\n"
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise OutputFailed(f"{path!r} cannot be written: {error.strerror or error}.") from None
+        self._note(f"Wrote {printable(path)}")
+        return False
+
+    # --- the terminal
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        self._out.print(safe(text), end="", style=style)
+        sys.stdout.flush()
+
+    def _note(self, text: str) -> None:
+        if text:
+            self._out.print(safe(text), style="dim")
+
+
+class _Words(Completer):
+    """Completes commands, and the names and paths that they take."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = models
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        line = document.text_before_cursor
+        if not line.startswith("/"):
+            return
+        name, space, rest = line[1:].partition(" ")
+        if space and "PATH" in COMMANDS.get(name, ("",))[0]:
+            yield from self._paths.get_completions(Document(rest), complete_event)
+            return
+        words, typed_so_far = (
+            (COMMANDS, name) if not space else (self._models if name == "model" else (), rest)
+        )
+        yield from (Completion(word, -len(typed_so_far)) for word in words if word.startswith(typed_so_far))
+
+
+def _keys() -> KeyBindings:
+    """Enter sends the message. Esc Enter, which Alt-Enter sends, begins another line."""
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
