@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
@@ -40,18 +40,17 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def ctrl_c_expires(limit: asyncio.Timeout) -> Iterator[None]:
-    """Let Ctrl-C expire ``limit``, in work that ``interruptible`` runs. Other signals have their effect."""
+def on_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C call ``act`` in the event loop, in work that ``interruptible`` runs.
+
+    Other signals keep their effect.
+    """
     loop, before = asyncio.get_running_loop(), STOP_SIGNALS.listener
     assert before is not None
 
-    def expire() -> None:
-        with suppress(RuntimeError):  # it has just ended, or has expired already
-            limit.reschedule(loop.time())
-
     def deliver(name: str) -> None:
         if name == "SIGINT":
-            loop.call_soon_threadsafe(expire)
+            loop.call_soon_threadsafe(act)
         else:
             before(name)
 

@@ -25,7 +25,12 @@ class Terminal:
         self._seen = ""
         environ = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **(env or {})}
         self._process = subprocess.Popen(
-            argv, stdin=self._slave, stdout=self._slave, stderr=self._slave, env=environ
+            argv,
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            env=environ,
+            start_new_session=True,
         )
 
     def shows(self, pattern: str) -> str:
@@ -49,7 +54,8 @@ class Terminal:
         self._process.terminate()
 
     def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
+        """Send what a terminal sends for Ctrl-C in its usual mode: SIGINT to the group in the foreground."""
+        os.killpg(self.pid, signal.SIGINT)
 
     def end(self) -> int:
         """Its exit code. Checks that the terminal is as before."""

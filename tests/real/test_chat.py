@@ -20,7 +20,8 @@ from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.one_runtime
 
-PROMPT = ">>>.*\x1b\\[\\?25h"  # and the cursor is shown
+PROMPT = "(?s)>>>.*?\x1b\\[\\?25h"  # and the cursor is shown
+ANSWERING = "\\?2004l[^\x1b]{20}"  # text after the end of a prompt
 
 
 @pytest.fixture
@@ -52,15 +53,15 @@ def test_question_in_a_pipe_gets_only_the_answer(demo: Llamasup) -> None:
         (("other",), b"Hi", 2, "The model 'other' is not served at "),
         (("--image", "no.png"), b"Hi", 2, "The image 'no.png' cannot be read: No such file or directory."),
         (("demo", "--", "--ctx-size", "512"), b"Hi", 2, "Options after -- start a llamasup,"),
-        ((), b"a story " * 5000, None, "exceed"),  # the server's own message
+        ((), b"a story " * 5000, 69, "larger --ctx-size"),
     ],
-    ids=str,
+    ids=["empty", "not text", "other model", "no image", "options", "long"],
 )
 def test_what_cannot_be_answered(
-    demo: Llamasup, arguments: tuple[str, ...], text: bytes, code: int | None, message: str
+    demo: Llamasup, arguments: tuple[str, ...], text: bytes, code: int, message: str
 ) -> None:
     done = ask(demo, *arguments, text=text)
-    assert done.returncode == code if code is not None else done.returncode
+    assert done.returncode == code
     assert message in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
@@ -82,6 +83,7 @@ def test_chat_in_a_terminal(demo: Llamasup, tmp_path: Path) -> None:
         for number in range(2):
             terminal.press(f"/save {tmp_path}/chat.json\r")
             terminal.shows("File exists" if number else "Wrote ")
+            terminal.shows(PROMPT)
         saved = tmp_path / "chat.json"
         assert stat.S_IMODE(saved.stat().st_mode) == 0o600
         roles = [message["role"] for message in json.loads(saved.read_text())["messages"]]
@@ -102,12 +104,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(runtime: str, tiny_model: Path
             terminal.shows(PROMPT)
             for _ in range(2):
                 terminal.press("Tell me all.\r")
-                terminal.shows(r"\r?\n[^\r\n]{20}")  # the answer has begun
-                terminal.press("\x03")
+                terminal.shows(ANSWERING)
+                terminal.interrupt()
                 terminal.shows(r"\(stopped\)")
                 terminal.shows(PROMPT)
             terminal.press("/retry\r")
-            terminal.shows(r"\r?\n[^\r\n]{20}")
+            terminal.shows(ANSWERING)
             terminal.terminate()
             assert terminal.end() == 128 + signal.SIGTERM
         finally:
@@ -121,7 +123,11 @@ def test_chat_starts_a_llamasup_and_leaves_nothing(runtime: str, llama_server: s
         terminal.shows(PROMPT)
         children = psutil.Process(terminal.pid).children(recursive=True)
         assert children
-        terminal.press("\x03")  # is not for the llamasup that was started
+        terminal.press("\x03")  # empties the line
+        terminal.shows(PROMPT)
+        terminal.press("Tell me a story.\r")
+        terminal.shows(ANSWERING)
+        terminal.interrupt()  # does not reach the llamasup that was started
         terminal.shows(PROMPT)
         terminal.press("Hello.\r")
         terminal.shows(r"\d+ tokens")

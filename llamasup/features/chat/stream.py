@@ -10,7 +10,7 @@ from llamasup.cli.output.results import write_bytes
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
 from llamasup.core.system.text import INVALID_JSON
-from llamasup.errors import ControlFailed, NotRunning
+from llamasup.errors import ControlFailed, LlamasupError, NotRunning
 from llamasup.features.chat.answer import Chunk, chunk_of, safe
 from llamasup.features.chat.conversation import Conversation
 
@@ -45,7 +45,7 @@ class Client:
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if not response.is_success:
-                    raise error_from(response.status_code, await _json(response))
+                    raise _refusal(response.status_code, await _json(response))
                 async for line in response.aiter_lines():
                     if (chunk := chunk_of(line)) is None:
                         continue
@@ -83,6 +83,13 @@ class Client:
             if not last.endswith("\n"):
                 write_bytes(b"\n")
         return 0
+
+
+def _refusal(status: int, answered: object) -> LlamasupError:
+    error = error_from(status, answered)
+    if not error.remedy and "context size" in error.message:  # llama-server's own error (b11434)
+        error.remedy = "Empty the conversation with /clear, or start llamasup with a larger --ctx-size."
+    return error
 
 
 async def _json(response: httpx.Response) -> object:

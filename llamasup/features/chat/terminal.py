@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 from rich.table import Table
 
-from llamasup.cli.interruptible import ctrl_c_expires
+from llamasup.cli.interruptible import on_ctrl_c
 from llamasup.cli.output.error_report import show_error
 from llamasup.core.system.text import json_text, printable
 from llamasup.errors import LlamasupError, NotRunning, OutputFailed, UsageInvalid
@@ -39,8 +41,10 @@ async def chat_in_terminal(
     served: ServedModel, key: str | None, conversation: Conversation, view: View
 ) -> int:
     """Chat until the user leaves. Returns the exit code."""
-    async with Client(served.url, key) as client:
-        return await _Chat(served, client, conversation, view).run()
+    # Between two answers, Ctrl-C is a key that empties the line, or came too late for an answer.
+    with on_ctrl_c(lambda: None):
+        async with Client(served.url, key) as client:
+            return await _Chat(served, client, conversation, view).run()
 
 
 class _Chat:
@@ -100,7 +104,7 @@ class _Chat:
         text: list[str] = []
         try:
             async with asyncio.timeout(None) as limit:
-                with ctrl_c_expires(limit):
+                with on_ctrl_c(partial(_expire, limit)):
                     await self._show_answer(text)
         except TimeoutError:
             self._note("(stopped)")
@@ -194,6 +198,11 @@ class _Chat:
     def _note(self, text: str) -> None:
         if text:
             self._out.print(safe(text), style="dim")
+
+
+def _expire(limit: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # it has just ended, or has expired already
+        limit.reschedule(0)
 
 
 class _Words(Completer):
