@@ -15,7 +15,7 @@ _MAX_LISTED = 10
 
 
 class ModelNotServed(UsageInvalid):
-    """No running llamasup serves a model of this name."""
+    """The chosen llamasup serves no model of this name."""
 
 
 class ServedModel(Struct, frozen=True):

@@ -86,7 +86,7 @@ _FLEET_KEY: Final = ("llamasup.fleet.settings", "FLEET")
 FEATURES: Final = (
     Feature(
         "chat",
-        commands={"chat": "Chat with a model in the terminal, or answer one question in a pipe."},
+        commands={"chat": "Chat with a model in the terminal or in a pipe."},
     ),
     Feature(
         "connect",

@@ -1,6 +1,6 @@
 """A chat in the terminal with a model (``llamasup chat``). It keeps nothing on disk unless told to.
 
 ``command.py`` chooses the server and the model. ``conversation.py`` and ``answer.py`` are pure: the messages,
-the commands that begin with a slash, and the pieces of a streamed answer. ``terminal.py`` reads lines and
-shows answers.
+the commands that begin with a slash, and the pieces of a streamed answer. ``stream.py`` requests answers,
+and ``terminal.py`` reads lines and shows answers.
 """

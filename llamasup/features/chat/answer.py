@@ -52,7 +52,7 @@ class Chunk(Struct, frozen=True):
 
 
 class Cost(Struct):
-    """What an answer has cost so far, and why it ended (``length``: at a limit of tokens)."""
+    """Sums up what an answer has cost, and why it ended (``length``: at a limit of tokens)."""
 
     usage: Usage | None = None
     tokens_per_s: float | None = None

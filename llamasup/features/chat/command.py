@@ -6,16 +6,19 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from llamasup.cli.command_group import argument, command_set, option
-from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.errors import ModelMissing, NotRunning, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
     from llamasup.cli.served_model import ServedModel
+    from llamasup.features.chat.conversation import Conversation
+    from llamasup.features.chat.stream import Client
 
 commands = command_set()
 
@@ -59,45 +62,67 @@ def chat(
     pid: Pid = None,
     api_key_file: KeyFile = None,
 ) -> int:
-    """Chat with a model in the terminal, or answer one question in a pipe.
+    """Chat with a model in the terminal or in a pipe.
 
     If no running llamasup serves the model, the command starts one for the time of the chat. /help lists the
     commands of the chat. Ctrl-C stops an answer, and Ctrl-D leaves the chat.
     """
-    from llamasup.cli.interruptible import interruptible
+    from llamasup.cli.interruptible import interruptible, on_ctrl_c
     from llamasup.core.auth.key_source import client_key
-    from llamasup.features.chat.conversation import Conversation, image_part
+    from llamasup.features.chat.conversation import Conversation
+    from llamasup.features.chat.images import read_image
+    from llamasup.features.chat.stream import Client
 
     question = _question(prompt)
-    images = [image_part(read_image(path), path.name) for path in image or ()]
+    images = [read_image(path) for path in image or ()]
     key = client_key(api_key_file, os.environ)
 
     async def talk() -> int:
-        async with _server(model, arguments or (), url=url, pid=pid, key=key) as served:
+        async with (
+            _server(model, arguments or (), url=url, pid=pid, key=key) as served,
+            Client(served.url, key) as client,
+        ):
             conversation = Conversation(served.name, system)
-            conversation.images = list(images)
-            if question is None:
-                from llamasup.features.chat.terminal import chat_in_terminal
+            conversation.images = images
+            if question is not None:
+                conversation.add_message(question)
+                return await _print_answer(conversation, client)
+            from llamasup.features.chat.terminal import Chat
 
-                return await chat_in_terminal(served, key, conversation, view)
-            from llamasup.features.chat.stream import Client
-
-            conversation.add_message(question)
-            async with Client(served.url, key) as client:
-                return await client.print_answer(conversation)
+            names = (served.name, *served.others)
+            report = partial(show_error, view)
+            chat = Chat(
+                *(conversation, client),
+                models=names,
+                context=served.context,
+                report=report,
+                on_ctrl_c=on_ctrl_c,
+            )
+            return await chat.run(served.url)
 
     return interruptible(talk())
 
 
-def read_image(path: Path) -> bytes:
-    """Read an image file. Raises UsageInvalid."""
-    from llamasup.core.system.storage.folders import read_bounded
-    from llamasup.features.chat.conversation import MAX_IMAGE_BYTES
+async def _print_answer(conversation: Conversation, client: Client) -> int:
+    """Write the text of the next answer to standard output as it comes. Returns the exit code."""
+    from llamasup.cli.output.results import write_bytes
+    from llamasup.features.chat.answer import safe
 
+    encoding, is_terminal = sys.stdout.encoding or "utf-8", sys.stdout.isatty()
+    last = "\n"
+    answer = client.answer(conversation)
     try:
-        return read_bounded(path.expanduser(), MAX_IMAGE_BYTES + 1)[0]
-    except OSError as error:
-        raise UsageInvalid(f"The image {str(path)!r} cannot be read: {error.strerror or error}.") from None
+        async for chunk in answer:
+            text = "".join(choice.delta.content or "" for choice in chunk.choices)
+            text = safe(text) if is_terminal else text
+            if text and not write_bytes(text.encode(encoding, "backslashreplace")):
+                return 0  # nobody reads further
+            last = text or last
+    finally:
+        await answer.aclose()
+        if not last.endswith("\n"):
+            write_bytes(b"\n")
+    return 0
 
 
 def _question(prompt: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,17 +9,6 @@ from typing import Any, Final
 from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
-
-MAX_IMAGE_BYTES: Final = 20 << 20
-"""Larger images are refused: their body would be larger than llamasup's limit of 32 MiB."""
-
-_IMAGES: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
-)
-"""The formats that llama-server reads (b11434, stb_image), by the first bytes of a file."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -64,21 +52,6 @@ def typed(line: str) -> Typed:
     if not rest and argument and not argument.startswith("["):
         raise UsageInvalid(f"/{name} needs an argument.", remedy=f"Write /{name} {argument}.")
     return Typed(name, rest)
-
-
-def image_part(content: bytes, name: str) -> Mapping[str, Any]:
-    """Return the part of a message for an image file. Raises UsageInvalid for other formats and sizes."""
-    if len(content) > MAX_IMAGE_BYTES:
-        raise UsageInvalid(
-            f"The image {name!r} has more than {MAX_IMAGE_BYTES >> 20} MiB.", remedy="Use a smaller image."
-        )
-    kind = next((kind for first, kind in _IMAGES if content.startswith(first)), None)
-    if kind is None:
-        raise UsageInvalid(
-            f"{name!r} is no image that llama-server reads.", remedy="Use a PNG, JPEG, GIF or BMP file."
-        )
-    url = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 class Conversation:

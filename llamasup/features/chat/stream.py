@@ -1,17 +1,15 @@
-"""Requests answers as streams, and prints a single one."""
+"""Requests answers as streams."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator
 from typing import Self
 
-from llamasup.cli.output.results import write_bytes
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning
-from llamasup.features.chat.answer import Chunk, chunk_of, safe
+from llamasup.features.chat.answer import Chunk, chunk_of
 from llamasup.features.chat.conversation import Conversation
 
 _CONNECT_S = 10.0
@@ -65,24 +63,6 @@ class Client:
             ) from None
         if not finished:
             raise ControlFailed("The answer ended before it was complete.")
-
-    async def print_answer(self, conversation: Conversation) -> int:
-        """Write the text of the next answer to standard output as it comes. Returns the exit code."""
-        encoding, is_terminal = sys.stdout.encoding or "utf-8", sys.stdout.isatty()
-        last = "\n"
-        answer = self.answer(conversation)
-        try:
-            async for chunk in answer:
-                text = "".join(choice.delta.content or "" for choice in chunk.choices)
-                text = safe(text) if is_terminal else text
-                if text and not write_bytes(text.encode(encoding, "backslashreplace")):
-                    return 0  # nobody reads further
-                last = text or last
-        finally:
-            await answer.aclose()
-            if not last.endswith("\n"):
-                write_bytes(b"\n")
-        return 0
 
 
 def _refusal(status: int, answered: object) -> LlamasupError:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,41 +18,45 @@ from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 from rich.table import Table
 
-from llamasup.cli.interruptible import on_ctrl_c
-from llamasup.cli.output.error_report import show_error
 from llamasup.core.system.text import json_text, printable
 from llamasup.errors import LlamasupError, NotRunning, OutputFailed, UsageInvalid
 from llamasup.features.chat.answer import Cost, safe
-from llamasup.features.chat.command import read_image
-from llamasup.features.chat.conversation import COMMANDS, Conversation, Typed, image_part, typed
+from llamasup.features.chat.conversation import COMMANDS, Conversation, Typed, typed
+from llamasup.features.chat.images import read_image
 from llamasup.features.chat.stream import Client
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
-    from llamasup.cli.output.view import View
-    from llamasup.cli.served_model import ServedModel
 
 _PROMPT: Final = ">>> "
 _NEXT_LINE: Final = "... "
 
 
-async def chat_in_terminal(
-    served: ServedModel, key: str | None, conversation: Conversation, view: View
-) -> int:
-    """Chat until the user leaves. Returns the exit code."""
-    # Between two answers, Ctrl-C is a key that empties the line, or came too late for an answer.
-    with on_ctrl_c(lambda: None):
-        async with Client(served.url, key) as client:
-            return await _Chat(served, client, conversation, view).run()
+class Chat:
+    """A chat in the terminal of this process.
 
+    ``models`` are the names that /model takes; the first one has ``context`` tokens for a request, if that is
+    known. ``report`` shows an error, and returns its exit code. In the block of ``on_ctrl_c(act)``, Ctrl-C
+    calls ``act``.
+    """
 
-class _Chat:
-    def __init__(self, served: ServedModel, client: Client, conversation: Conversation, view: View) -> None:
-        self._served = served
-        self._client = client
+    def __init__(
+        self,
+        conversation: Conversation,
+        client: Client,
+        *,
+        models: Sequence[str],
+        context: int | None,
+        report: Callable[[LlamasupError], int],
+        on_ctrl_c: Callable[[Callable[[], None]], AbstractContextManager[None]],
+    ) -> None:
         self._conversation = conversation
-        self._view = view
+        self._client = client
+        self._models = models
+        self._context = context
+        self._report = report
+        self._on_ctrl_c = on_ctrl_c
         self._out = Console(highlight=False, markup=False, soft_wrap=True)
         self._commands: Mapping[str, Callable[[str], bool]] = {
             "help": self._help,
@@ -64,14 +68,18 @@ class _Chat:
             "save": self._save,
         }
 
-    async def run(self) -> int:
+    async def run(self, url: str) -> int:
+        """Chat until the user leaves. Returns the exit code."""
+        self._note(f"{self._conversation.model} at {url} · /help lists commands, Ctrl-D leaves")
+        # Between two answers, Ctrl-C is a key that empties the line, or comes too late for an answer.
+        with self._on_ctrl_c(lambda: None):
+            return await self._talk()
+
+    async def _talk(self) -> int:
         # The lines stay in memory: what users write is not kept (docs/security.md).
         session: PromptSession[str] = PromptSession(
-            key_bindings=_keys(),
-            completer=_Words((self._served.name, *self._served.others)),
-            prompt_continuation=_NEXT_LINE,
+            key_bindings=_keys(), completer=_Words(self._models), prompt_continuation=_NEXT_LINE
         )
-        self._note(f"{self._conversation.model} at {self._served.url} · /help lists commands, Ctrl-D leaves")
         while True:
             try:
                 line = await session.prompt_async(_PROMPT, handle_sigint=False)
@@ -86,9 +94,9 @@ class _Chat:
                 if self._is_question(entered):
                     await self._answer()
             except NotRunning as error:
-                return show_error(self._view, error)
+                return self._report(error)
             except LlamasupError as error:
-                show_error(self._view, error)
+                self._report(error)
 
     def _is_question(self, entered: Typed) -> bool:
         """Carry out a command, or add a message. Returns whether an answer is due."""
@@ -104,7 +112,7 @@ class _Chat:
         text: list[str] = []
         try:
             async with asyncio.timeout(None) as limit:
-                with on_ctrl_c(partial(_expire, limit)):
+                with self._on_ctrl_c(partial(_expire, limit)):
                     await self._show_answer(text)
         except TimeoutError:
             self._note("(stopped)")
@@ -133,8 +141,8 @@ class _Chat:
             await answer.aclose()
             if not written.endswith("\n"):
                 self._write("\n")
-        context = self._served.context if self._conversation.model == self._served.name else None
-        self._note(cost.text(context))
+        is_first = self._conversation.model == self._models[0]
+        self._note(cost.text(self._context if is_first else None))
 
     def _help(self, _: str) -> bool:
         table = Table.grid(padding=(0, 2))
@@ -156,7 +164,7 @@ class _Chat:
 
     def _image(self, path: str) -> bool:
         name = Path(path).name
-        self._conversation.images.append(image_part(read_image(Path(path.strip("'\""))), name))
+        self._conversation.images.append(read_image(Path(path.strip("'\""))))
         self._note(f"{printable(name)} is attached to the next message.")
         return False
 
@@ -166,14 +174,13 @@ class _Chat:
         return True
 
     def _model(self, name: str) -> bool:
-        models = (self._served.name, *self._served.others)
-        if name and name not in models:
+        if name and name not in self._models:
             raise UsageInvalid(
-                f"The model {name!r} is not served.", remedy=f"Choose one of {', '.join(models)}."
+                f"The model {name!r} is not served.", remedy=f"Choose one of {', '.join(self._models)}."
             )
         if name:
             self._conversation.model = name
-        for model in [name] if name else models:
+        for model in [name] if name else self._models:
             self._note(f"{'*' if model == self._conversation.model else ' '} {printable(model)}")
         return False
 

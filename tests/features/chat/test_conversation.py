@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from llamasup.errors import UsageInvalid
-from llamasup.features.chat.conversation import (
-    COMMANDS,
-    MAX_IMAGE_BYTES,
-    Conversation,
-    Typed,
-    image_part,
-    typed,
-)
+from llamasup.features.chat.conversation import COMMANDS, Conversation, Typed, typed
+from llamasup.features.chat.images import MAX_IMAGE_BYTES, image_part
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 
