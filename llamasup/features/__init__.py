@@ -67,6 +67,8 @@ class Feature(NamedTuple):
     """``AnswerStages.repair``: checks answers, and may request another one."""
     keep: str = ""
     """``AnswerStages.keep``: keeps a stream, to continue it after its server exits."""
+    tools: str = ""
+    """``AnswerStages.tools``: turns tools into those that llama-server knows, and names their calls back."""
     sockets: str = ""
     """``(environ) → sockets``: listening sockets that another program opened for this process."""
     manager: str = ""
@@ -84,6 +86,7 @@ class Feature(NamedTuple):
 _FLEET_KEY: Final = ("llamasup.fleet.settings", "FLEET")
 
 FEATURES: Final = (
+    Feature("agent_tools", tools="llamasup.features.agent_tools.stage:attach"),
     Feature(
         "chat",
         commands={"chat": "Chat with a model in the terminal or in a pipe."},

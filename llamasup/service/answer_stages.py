@@ -30,4 +30,10 @@ def _keep(request: Request, behind: Stage) -> Stage:
     return kept
 
 
-ANSWER_STAGES: Final = AnswerStages(repair=_repair, keep=_keep)
+def _tools(request: Request) -> None:
+    tools = _stage("tools")
+    if tools is not None:
+        tools(request)
+
+
+ANSWER_STAGES: Final = AnswerStages(repair=_repair, keep=_keep, tools=_tools)

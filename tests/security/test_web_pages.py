@@ -177,7 +177,8 @@ def test_a_configured_page_needs_a_key_like_everybody(make_rig: MakeRig) -> None
     head, _ = client.message()
     assert [line for line in head.split(b"\r\n") if line.lower().startswith(b"access-control-")] == [
         b"Access-Control-Allow-Origin: https://app.example",
-        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired",
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired, "
+        b"X-Llamasup-Ignored-Tools",
     ]
 
 

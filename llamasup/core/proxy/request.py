@@ -50,7 +50,8 @@ class Request(msgspec.Struct, eq=False):
     body_bytes: int = 0
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
-    repaired: bytes = b""  # the header line that says what llamasup repaired
+    repaired: bytes = b""  # the header lines that say what llamasup repaired, and which tools are ignored
+    ignored: bytes = b""  # the second of these lines
     cause: str = ""  # why it is refused or ended, for logs
     repairs: str = ""  # the same for logs, with what could not be repaired
     refusal: HttpError | None = None
@@ -65,6 +66,7 @@ class Request(msgspec.Struct, eq=False):
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
     stages: Stage | None = None  # the first stage of its answer; None: it passes as it is
     holder: Between | None = None  # the stage that may hold its answer
+    translator: Between | None = None  # the stage that names its tools back
     has_head: bool = False  # the client has the head of a stream, and the next answer continues it
     begun: Begun | None = None  # the first part of its answer, once its rest was requested
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
@@ -106,7 +108,12 @@ class Request(msgspec.Struct, eq=False):
 
     def mark_repaired(self, what: str) -> None:
         self.repairs = f"{self.repairs}, {what}" if self.repairs else what
-        self.repaired = b"X-Llamasup-Repaired: " + self.repairs.encode() + b"\r\n"
+        self.repaired = b"%bX-Llamasup-Repaired: %b\r\n" % (self.ignored, self.repairs.encode())
+
+    def mark_ignored(self, types: str) -> None:
+        """Name the types of its tools that llama-server ignores: letters that a header may have."""
+        self.ignored = b"X-Llamasup-Ignored-Tools: " + types.encode() + b"\r\n"
+        self.repaired = self.ignored + self.repaired
 
     def mark_unrepaired(self, what: str) -> None:
         """Note in the logs that its second attempt has also failed."""
@@ -175,6 +182,7 @@ class Request(msgspec.Struct, eq=False):
         return (
             self.translation is not None
             or self.holder is not None
+            or self.translator is not None
             or self.http_1_0
             or (self.head.route.has_paths and self.hides_paths)
             or (

@@ -25,10 +25,15 @@ _STREAM_HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-B
 
 
 def compose(client: ClientConnection, request: Request) -> Stage:
-    """From the client to llama-server: write or translate, redact, keep for another server, hold."""
+    """From the client to llama-server: write or translate, redact, name tools back, keep for another server,
+    hold.
+    """
     stage: Stage = Response(client, request) if request.translation is None else request.translation
     if request.head.route.has_paths and request.hides_paths:
         stage = Redacted(stage)
+    if request.translator is not None:
+        request.translator.next = stage
+        stage = request.translator
     route, keep = request.model_route, client.proxy.stages.keep
     if keep is not None and route is not None and route.served.queue.continues_streams:
         stage = keep(request, stage)

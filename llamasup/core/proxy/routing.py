@@ -23,7 +23,7 @@ from llamasup.core.http.heads import (
     with_query,
 )
 from llamasup.core.http.requested_model import FORMS_ONLY, named_in_path, plain_json, renamed_query
-from llamasup.core.http.routes import CONTROL
+from llamasup.core.http.routes import CONTROL, RESPONSES
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ServedModel, VirtualRoute, is_virtual
@@ -138,12 +138,23 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return refusal
+    if request.head.route.label in RESPONSES and request.body:
+        _change_tools(request, proxy)
     repairs, repair = route.served.repairs, proxy.stages.repair
     if repairs is not NO_REPAIRS and request.body and repair is not None:
         repair(request, repairs, proxy.metrics)
     if request.body and (suspects := route.served.queue.suspects).known:
         return _lease_beside(suspects, request, route.served)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _change_tools(request: Request, proxy: ProxyContext) -> None:
+    """Have the tools changed that llama-server does not know. Most other bodies end here."""
+    body, change = request.body, proxy.stages.tools
+    if change is None or proxy.config.rules.transparent:
+        return
+    if b'"tools"' in body or b"custom_tool_call" in body or b'"namespace"' in body:
+        change(request)
 
 
 def _unreadable(request: Request) -> HttpError | None:
@@ -322,5 +333,6 @@ def cors_lines(origin: bytes) -> bytes:
     """The headers that let a page of a configured origin read an answer and some of its headers."""
     return (
         b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
-        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired\r\n"
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired, "
+        b"X-Llamasup-Ignored-Tools\r\n"
     )

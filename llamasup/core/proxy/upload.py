@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from llamasup.core.http.heads import HttpError
+from llamasup.core.http.routes import RESPONSES
 from llamasup.core.proxy.body_rules import judge_scan, scan_for
 from llamasup.core.proxy.context import ClientConnection, ProxyContext
 from llamasup.core.proxy.request import Request
@@ -30,6 +31,8 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
     if request.head.route.of_batches:
         return True
     config = proxy.config
+    if proxy.stages.tools is not None and request.head.route.label in RESPONSES:
+        return config.rules.transparent  # its tools may be changed
     return (
         not (config.route_by_model or config.holds_bodies or request.is_batch)
         and proxy.uploads < limits.uploads

@@ -1,0 +1,119 @@
+"""The stage that translates the answer to a request whose tools became functions, and its attachment."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
+from llamasup.core.proxy.request import Request
+from llamasup.core.proxy.stages import AnswerHead, Attempt, Between, Ended, Position
+from llamasup.features.agent_tools.answers import MAX_HELD, Events, whole
+from llamasup.features.agent_tools.tools import Names, rewritten
+
+__all__ = ["NamedBack", "attach"]
+
+_log = logging.getLogger("llamasup.proxy")
+_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
+_CODINGS: Final = re.compile(rb"^accept-encoding:[^\r\n]*\r\n", re.MULTILINE | re.IGNORECASE)
+_logged: Final = set[str]()
+_MOST_LOGGED: Final = 32  # clients choose the types
+
+
+def attach(request: Request) -> None:
+    """Turn the tools of this request into functions, and name those that llama-server skips."""
+    if request.translator is not None or request.head.compressed:
+        return
+    found = rewritten(request.body)
+    if found.ignored:
+        request.mark_ignored(", ".join(found.ignored))
+        _log_once(found.ignored)
+    if found.body is None:
+        return
+    request.body = found.body
+    if found.names:
+        # A compressed answer could not be translated.
+        request.head = replace(request.head, opening=_CODINGS.sub(b"", request.head.opening))
+        request.translator = NamedBack(found.names)
+
+
+def _log_once(types: tuple[str, ...]) -> None:
+    for type_ in types:
+        if type_ not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(type_)
+            _log.warning("llama-server ignores tools of the type %s in requests to /v1/responses.", type_)
+
+
+class NamedBack(Between):
+    """The stage that gives the client the calls of its own tools."""
+
+    __slots__ = ("_body", "_body_bytes", "_events", "_framing", "_head", "_names")
+
+    _attempt: Attempt
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._events: Events | None = None
+        self._head: tuple[Attempt, AnswerHead] | None = None  # of a whole answer, which is held
+        self._framing: bytes | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
+        self._events = self._head = None
+        if head.status != 200 or b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower():
+            super().begin(attempt, head, framing)
+        elif head.streams_events:
+            self._events = Events(self._names)
+            self.next.begin(attempt, head, _CHUNKED)
+            self.write = self._payload_of(framing, self._relay)
+        else:
+            self._head, self._framing = (attempt, head), framing
+            self._body, self._body_bytes = [], 0
+            self.write = self._hold
+
+    @staticmethod
+    def _payload_of(framing: bytes | None, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        return Dechunker(take).write if is_chunked(framing) else take
+
+    def _relay(self, data: bytes) -> None:
+        assert self._events is not None
+        if events := self._events.add(data):
+            self.next.write(chunk(events))
+
+    def _hold(self, data: bytes) -> None:
+        """More of a whole answer, with its framing. One that is too large is forwarded as it comes."""
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > MAX_HELD and self._head is not None:
+            attempt, head = self._head
+            self._head = None
+            super().begin(attempt, head, self._framing)
+            self.write(b"".join(self._body))
+            self._body = []
+
+    def end(self, status: int) -> Ended:
+        if self._events is not None:
+            if rest := self._events.rest():
+                self.next.write(chunk(rest))
+            self.next.write(LAST_CHUNK)
+        elif self._head is not None:
+            attempt, head = self._head
+            self._head = None
+            pieces: list[bytes] = []
+            self._payload_of(self._framing, pieces.append)(b"".join(self._body))
+            body = whole(b"".join(pieces), self._names)
+            self.next.begin(attempt, head, b"Content-Length: %d\r\n" % len(body))
+            self.next.write(body)
+        return super().end(status)
+
+    def position(self, plain: Position) -> Position:
+        """The part that the client has: nothing of a held answer, and only whole events of a stream."""
+        if self._head is not None:
+            return Position.NOTHING
+        found = super().position(plain)
+        return Position.BETWEEN if found is Position.INSIDE and self._events is not None else found
