@@ -153,7 +153,7 @@ def _change_tools(request: Request, proxy: ProxyContext) -> None:
     body, change = request.body, proxy.stages.tools
     if change is None or proxy.config.rules.transparent:
         return
-    if b'"tools"' in body or b"custom_tool_call" in body or b'"namespace"' in body:
+    if b'"tools"' in body or b'"developer"' in body or b"custom_tool_call" in body or b'"namespace"' in body:
         change(request)
 
 

@@ -26,6 +26,7 @@ _MOST_TYPES: Final = 20_000
 """A body with more objects of a type would hold the event loop for longer than about 0.2 s."""
 _MOST_NAMED: Final = 8  # types in the header
 _OTHER_LETTERS: Final = re.compile(r"[^A-Za-z0-9_-]")
+_INSTRUCT: Final = ("system", "developer")  # b11434 makes a system message of both, but for gpt-oss
 _is_type: Final = re.compile(r"[a-z][a-z0-9_]{0,39}").fullmatch
 
 Fields = dict[str, Raw]
@@ -105,6 +106,7 @@ class _Request:
     def rewritten(self) -> Rewritten:
         changed = self._change_tools()
         changed = self._change_input() or changed
+        changed = self._merge_instructions() or changed
         body = encode(self._fields) if changed else None
         return Rewritten(body, self._names, tuple(self._ignored)[:_MOST_NAMED])
 
@@ -214,6 +216,47 @@ class _Request:
     def _name_of(self, call: Fields, *, is_custom: bool) -> str:
         tool = Tool(text(call.get("name")), text(call.get("namespace")), is_custom)
         return self._flat.get(tool) or flat_name(tool)
+
+    def _merge_instructions(self) -> bool:
+        """Make one message of the instructions at the beginning, of which Codex sends several.
+
+        Of the 71 templates that come with b11434, 6 refuse a second system message, such as that of Qwen3.5,
+        and 13 drop one of the two without a word.
+        """
+        if not begins(self._fields.get("input"), b"["):
+            return False
+        items = read_items(self._fields["input"])
+        instructions = text(self._fields.get("instructions"))
+        texts = [instructions] if instructions else []
+        count = 0
+        for raw in items:
+            message = read_fields(raw) if begins(raw, b"{") else {}
+            found = _text_of(message) if text(message.get("role")) in _INSTRUCT else None
+            if found is None:
+                break
+            texts.append(found)
+            count += 1
+        if len(texts) < 2:
+            return False
+        whole = "\n\n".join(texts)
+        if instructions:
+            self._fields["instructions"] = raw_of(whole)
+            self._fields["input"] = raw_of(items[count:])
+        else:
+            first = {**read_fields(items[0]), "content": raw_of(whole)}
+            self._fields["input"] = raw_of([raw_of(first), *items[count:]])
+        return True
+
+
+def _text_of(message: Fields) -> str | None:
+    """The text of a message; None if it has anything else."""
+    content = message.get("content")
+    if not begins(content, b"["):
+        return text(content) or None
+    parts = [read_fields(part) if begins(part, b"{") else {} for part in read_items(content)]
+    if any(text(part.get("type")) != "input_text" for part in parts):
+        return None
+    return "".join(text(part.get("text")) for part in parts)
 
 
 def _function_of_custom(name: str, fields: Fields) -> dict[str, Any]:
