@@ -138,7 +138,12 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return refusal
-    if request.head.route.label in RESPONSES and request.body:
+    if request.head.route.label in RESPONSES and (  # without a call for most requests
+        b'"tools"' in (body := request.body)
+        or b'"developer"' in body
+        or b"custom_tool_call" in body
+        or b'"namespace"' in body
+    ):
         _change_tools(request, proxy)
     repairs, repair = route.served.repairs, proxy.stages.repair
     if repairs is not NO_REPAIRS and request.body and repair is not None:
@@ -149,11 +154,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
 
 
 def _change_tools(request: Request, proxy: ProxyContext) -> None:
-    """Have the tools changed that llama-server does not know. Most other bodies end here."""
-    body, change = request.body, proxy.stages.tools
-    if change is None or proxy.config.rules.transparent:
-        return
-    if b'"tools"' in body or b'"developer"' in body or b"custom_tool_call" in body or b'"namespace"' in body:
+    """Have the tools changed that llama-server does not know."""
+    if (change := proxy.stages.tools) is not None and not proxy.config.rules.transparent:
         change(request)
 
 
