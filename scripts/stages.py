@@ -134,6 +134,7 @@ _NOT_QUICK = ("integration", "e2e", "real", "clients", "extended")
 _ROOMS_WITH_SOCKETS = (
     *("core/control", "core/hub", "core/proxy", "core/system"),
     *("features/downloads", "features/ollama", "features/peers"),
+    *("features/agent_tools/test_stage.py", "features/agent_tools/test_with_other_stages.py"),
     "features/continuation/test_continued_streams.py",
     *("features/repair/test_conversations.py", "features/repair/test_second_try.py"),
     *("fleet", "security", "service"),

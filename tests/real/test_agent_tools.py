@@ -16,7 +16,8 @@ from tests.real.bare_server import bare_server
 
 TEMPLATE = """\
 {%- for message in messages %}
-{%- if message.role == 'system' and not loop.first %}{{ raise_exception('Only one system message.') }}{% endif %}
+{%- if message.role == 'system' and not loop.first %}{{ raise_exception('Only one system message.') }}
+{%- endif %}
 {%- if message.tool_calls is defined %}
 {%- for call in message.tool_calls %}<|im_start|>assistant
 {"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}<|im_end|>
@@ -60,19 +61,17 @@ def ask(running: Llamasup, *items: Any, stream: bool = False, **more: Any) -> ht
 
 @pytest.mark.one_runtime
 def test_tools_of_agents_are_called(llama_server: str, tiny_model: Path, template: str) -> None:
-    weather, patch = (
-        {"tool_choice": {"type": "function", "name": name}} for name in ("get_weather", "apply_patch")
-    )
+    weather, patch = ({"type": "function", "name": name} for name in ("get_weather", "apply_patch"))
     with llamasup(tiny_model, "--runtime", llama_server, "--", "--chat-template-file", template) as running:
         running.wait_for("ready")
-        whole = ask(running, USER, begun(FLAT), **weather).json()
+        whole = ask(running, USER, begun(FLAT), tool_choice=weather).json()
         (found,) = whole["output"]
         assert (found["type"], found["name"], found["namespace"]) == (
             "function_call",
             "get_weather",
             "mcp__weather",
         )
-        events = read(ask(running, USER, begun("apply_patch"), stream=True, **patch).content)
+        events = read(ask(running, USER, begun("apply_patch"), stream=True, tool_choice=patch).content)
         (found,) = events[-1]["response"]["output"]
         assert (found["type"], found["name"]) == ("custom_tool_call", "apply_patch")
         kinds = [event["type"] for event in events]

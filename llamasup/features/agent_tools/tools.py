@@ -251,7 +251,7 @@ class _Request:
 def _text_of(message: Fields) -> str | None:
     """The text of a message; None if it has anything else."""
     content = message.get("content")
-    if not begins(content, b"["):
+    if content is None or not begins(content, b"["):
         return text(content) or None
     parts = [read_fields(part) if begins(part, b"{") else {} for part in read_items(content)]
     if any(text(part.get("type")) != "input_text" for part in parts):
