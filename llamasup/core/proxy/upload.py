@@ -31,10 +31,9 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
     if request.head.route.of_batches:
         return True
     config = proxy.config
-    if proxy.stages.tools is not None and request.head.route.label in RESPONSES:
-        return config.rules.transparent  # its tools may be changed
+    may_change = request.head.route.label in RESPONSES and not config.rules.transparent  # its tools
     return (
-        not (config.route_by_model or config.holds_bodies or request.is_batch)
+        not (may_change or config.route_by_model or config.holds_bodies or request.is_batch)
         and proxy.uploads < limits.uploads
     )
 

@@ -22,8 +22,8 @@ INPUT: Final = "input"
 """The only argument of the function that stands for a custom tool."""
 MAX_NAME: Final = 64
 """The most letters of the name of a function in OpenAI's API, which templates and grammars expect."""
-_MOST_TYPES: Final = 20_000
-"""A body with more objects of a type would hold the event loop for longer than about 0.2 s."""
+_MOST: Final = ((b'"type"', 20_000), (b":", 200_000), (b",", 500_000))
+"""A body with more of these would hold the event loop for longer than about 0.2 s."""
 _MOST_NAMED: Final = 8  # types in the header
 _OTHER_LETTERS: Final = re.compile(r"[^A-Za-z0-9_-]")
 _INSTRUCT: Final = ("system", "developer")  # b11434 makes a system message of both, but for gpt-oss
@@ -68,7 +68,7 @@ def rewritten(body: bytes) -> Rewritten:
 
     What does not change stays byte for byte.
     """
-    if body.count(b'"type"') > _MOST_TYPES:
+    if any(body.count(mark) > most for mark, most in _MOST):
         return UNCHANGED
     try:
         return _Request(read_fields(plain_json(body))).rewritten()

@@ -162,3 +162,26 @@ def test_event_that_is_too_large_passes_unchanged(monkeypatch: pytest.MonkeyPatc
     sent = STREAM + b"data: " + b"x" * 200
     cuts: list[Any] = [len(STREAM)]
     assert translated(sent, cuts) == translated(STREAM) + sent[len(STREAM) :]
+
+
+WORDS = st.sampled_from(
+    ["type", "item", "id", "name", "arguments", "delta", "item_id", "response", "output", "fc_1"]
+)
+_KINDS = """
+    function_call apply_patch response.output_item.added response.output_item.done response.completed
+    response.function_call_arguments.delta response.function_call_arguments.done
+"""
+KINDS = st.sampled_from([*_KINDS.split(), FLAT])
+VALUES = st.recursive(
+    WORDS | KINDS | st.none() | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(WORDS, VALUES) | st.fixed_dictionaries({"type": KINDS, "item": VALUES})))
+def test_any_events_are_read(sent: list[dict[str, Any]]) -> None:
+    stream = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in sent)
+    found = translated(stream)
+    assert found == b"" or found.endswith(b"\n\n")
+    whole(json.dumps({"output": sent}).encode(), NAMES)

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasup.features.agent_tools.tools import MAX_NAME, Tool, flat_name, rewritten
 from tests.features.agent_tools.agents import APPLY_PATCH, FLAT, PATCH, WEATHER, call, function
@@ -183,6 +185,7 @@ def message(role: str, content: Any) -> Object:
         b'{"tools":[{"type":"custom","name":"a"}]',
         b'{"input":' + b"[" * 100_000,
         b'{"tools":[' + b'{"type":"custom","name":"a"},' * 20_001 + b"{}]}",
+        b'{"tools":[{"type":"custom","name":"a"}],"input":[' + b"[]," * 500_001 + b"{}]}",
         *(
             json.dumps(body).encode()
             for body in (
@@ -218,3 +221,34 @@ def test_ignored_tools_are_named_once_and_only_by_plain_words() -> None:
     assert found.body is None
     assert found.ignored[:4] == ("web_search", "mcp", "other", "computer_use")
     assert len(found.ignored) == 8
+
+
+_WORDS = """
+    type name namespace custom function tools input function_call custom_tool_call custom_tool_call_output
+    tool_choice role system developer content format grammar instructions input_text arguments text a é☃
+"""
+WORDS = st.sampled_from([*_WORDS.split(), "", "x" * 70])
+VALUES = st.recursive(
+    WORDS | st.none() | st.integers() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=20,
+)
+TYPED = st.fixed_dictionaries(
+    {"type": WORDS | VALUES},
+    optional=dict.fromkeys(("name", "namespace", "tools", "input", "format"), VALUES),
+)
+
+
+@given(st.fixed_dictionaries({"tools": st.lists(TYPED) | VALUES, "input": st.lists(TYPED) | VALUES}))
+def test_any_request_gets_other_functions_or_stays(body: Object) -> None:
+    found = rewritten(json.dumps(body).encode())
+    if found.body is None:
+        return
+    again = rewritten(found.body)
+    assert again.names == {}
+    if isinstance(body["tools"], list):
+        tools = json.loads(found.body)["tools"]
+        names = [
+            tool.get("name") for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"
+        ]
+        assert all(names.count(name) == 1 for name in found.names)
