@@ -87,13 +87,16 @@ class NamedBack(Between):
 
     def _hold(self, data: bytes) -> None:
         """More of a whole answer, with its framing. One that is too large is forwarded as it comes."""
+        if self._head is None:
+            self.next.write(data)
+            return
         self._body.append(data)
         self._body_bytes += len(data)
-        if self._body_bytes > MAX_HELD and self._head is not None:
+        if self._body_bytes > MAX_HELD:
             attempt, head = self._head
             self._head = None
-            super().begin(attempt, head, self._framing)
-            self.write(b"".join(self._body))
+            self.next.begin(attempt, head, self._framing)
+            self.next.write(b"".join(self._body))
             self._body = []
 
     def end(self, status: int) -> Ended:

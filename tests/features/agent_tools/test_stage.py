@@ -148,7 +148,7 @@ def test_compressed_answer_passes_unchanged_and_is_not_requested(rig: Rig) -> No
     assert client.message()[1] == body
 
 
-@pytest.mark.parametrize("size", [5, 100])
+@pytest.mark.parametrize("size", [5, 60, 100])
 def test_answer_that_is_too_large_passes_unchanged(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
