@@ -302,4 +302,4 @@ def raw_of(value: Any) -> Raw:
 
 
 def begins(raw: Raw | None, mark: bytes) -> bool:
-    return raw is not None and bytes(raw).lstrip(b" \t\r\n").startswith(mark)
+    return raw is not None and memoryview(raw)[:1] == mark

@@ -93,6 +93,14 @@ def test_functions_with_the_same_name_stay_different() -> None:
     assert "other__get_weather" in names
 
 
+def test_white_space_makes_no_difference() -> None:
+    body = {"input": [], "tools": [WEATHER, APPLY_PATCH]}
+    spaced = rewritten(json.dumps(body, indent=3).encode())
+    assert spaced.names == names_of(WEATHER, APPLY_PATCH)
+    assert spaced.body is not None
+    assert json.loads(spaced.body) == changed(**body)
+
+
 def test_tool_that_comes_twice_becomes_one_function() -> None:
     assert len(changed(input="hi", tools=[WEATHER, WEATHER, APPLY_PATCH, APPLY_PATCH])["tools"]) == 2
 
