@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from llamasup.cli.command_group import argument, command_set, option
-from llamasup.cli.output.error_report import guarded, show_error
-from llamasup.errors import ModelMissing, NotRunning, UsageInvalid
+from llamasup.cli.output.error_report import error_text, guarded
+from llamasup.errors import LlamasupError, ModelMissing, NotRunning, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
@@ -90,17 +89,27 @@ def chat(
             from llamasup.features.chat.terminal import Chat
 
             names = (served.name, *served.others)
-            report = partial(show_error, view)
             chat = Chat(
-                *(conversation, client),
+                conversation,
+                client,
                 models=names,
                 context=served.context,
-                report=report,
+                report=_report,
                 on_ctrl_c=on_ctrl_c,
             )
             return await chat.run(served.url)
 
     return interruptible(talk())
+
+
+def _report(error: LlamasupError) -> int:
+    """Show an error before the next prompt: a view writes a little later. Returns the exit code."""
+    from llamasup.features.chat.answer import safe
+
+    text = error_text(f"llamasup: {error.message}", error.remedy, error.lines, error.details)
+    sys.stderr.write(f"{safe(text)}\n")
+    sys.stderr.flush()
+    return error.exit_code
 
 
 async def _print_answer(conversation: Conversation, client: Client) -> int:
