@@ -325,6 +325,13 @@ class NotRunning(LlamasupError):
     cause = "not_running"
 
 
+class ClientMissing(LlamasupError):
+    """The client program that a command should start is not installed."""
+
+    exit_code = 69
+    cause = "client_missing"
+
+
 class ControlFailed(LlamasupError):
     """A running llamasup does not answer, or its answer is invalid."""
 

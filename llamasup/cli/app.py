@@ -51,7 +51,7 @@ _SECTIONS: Final = {
     "Commands to serve models": "run serve rpc-worker wrap",
     "Commands to manage models": "pull rm list inspect",
     "Commands for a running llamasup": "status top ui ps why load unload restart reload upgrade stop logs"
-    " chat connect usage batch",
+    " chat connect launch usage batch",
     "Commands to explain and diagnose": "plan tune doctor",
     "Commands for services, keys and configuration": "service fleet key config completion help",
 }

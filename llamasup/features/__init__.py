@@ -93,7 +93,10 @@ FEATURES: Final = (
     ),
     Feature(
         "connect",
-        commands={"connect": "Show the settings of a client for a running llamasup."},
+        commands={
+            "connect": "Show the settings of a client for a running llamasup.",
+            "launch": "Run an agent with a model, and leave nothing behind.",
+        },
     ),
     Feature(
         "console",

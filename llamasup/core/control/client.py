@@ -104,6 +104,18 @@ class ControlClient:
                 remedy="Check that the address is that of a llamasup.",
             ) from None
 
+    def answer_lines(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Iterator[str]:
+        """The lines of a streamed answer of a model, as a client gets them. Not over the private socket."""
+        what, url = f"POST {path}", f"{self.address.url.rstrip('/')}{path}"
+        with (
+            self._mapped_errors(what),
+            self._http.stream("POST", url, json=body, timeout=_timeout(timeout_s)) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                self._answer(response, what)
+            yield from response.iter_lines()
+
     def why(self, model: str) -> Mapping[str, Any]:
         """The reasons for the state of the model, in sentences (docs/control.md). Raises ModelUnknown."""
         return self._request("GET", _of_model(model, "why"))

@@ -109,8 +109,8 @@ def _toml_table(name: str, inner: str, values: Mapping[str, Any]) -> str:
     return f"[{name}.{inner}]\n" + "".join(f"{key} = {_quoted(value)}\n" for key, value in values.items())
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _quoted(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _merge_toml(text: str, values: Mapping[str, Any]) -> str:

@@ -1,0 +1,116 @@
+"""A llamasup as a client reaches it: its address, the model, the key, and one request to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from llamasup.core.auth.key_source import environment_keys
+from llamasup.core.control.client import ControlAddress, ControlClient
+from llamasup.core.control.discovery import discover
+from llamasup.core.control.selection import select_running
+from llamasup.core.http.errors import error_from
+from llamasup.core.system.process.run_folder import run_folders
+from llamasup.core.system.process.sweep import recorded_children
+from llamasup.core.system.storage.folders import read_bounded
+from llamasup.errors import ConfigInvalid, NotRunning, UsageInvalid
+from llamasup.features.connect.check import PATHS, Reply, request_body
+from llamasup.features.connect.clients import Client, Connection
+
+_MAX_KEY_BYTES = 4096
+_MAX_LISTED = 10
+_CHECK_TIMEOUT_S = 600.0  # a request may wait for a load and for other requests
+
+
+def key_from(path: Path | None) -> str:
+    """Return the key of a client: from its file, else from the environment, else an empty text."""
+    if path is None:
+        return next(iter(environment_keys(os.environ)), "")
+    try:
+        words = read_bounded(path, _MAX_KEY_BYTES)[0].decode("ascii").split()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not ASCII text"
+        raise ConfigInvalid(
+            f"The file of --api-key-file cannot be read: {reason}.",
+            remedy="Give a file with only the key of the client.",
+        ) from None
+    if len(words) != 1:  # a key with attributes is in the key file of the server
+        raise ConfigInvalid(
+            f"The file of --api-key-file has {len(words)} words, not one key.",
+            remedy="Write only the key of the client into a file. `llamasup key new NAME` makes one.",
+        )
+    return words[0]
+
+
+def connection_to(url: str, model: str | None, key: str) -> Connection:
+    """Read the models at ``url`` as the client. Raises NotRunning, NotAllowed and UsageInvalid."""
+    url = url.rstrip("/").removesuffix("/v1")
+    with ControlClient(ControlAddress(url=url, api_key=key or None)) as server:
+        entries = {str(entry["id"]): entry for entry in server.models()}
+        names = {str(name): id_ for id_, entry in entries.items() for name in entry.get("aliases") or ()}
+    if model is None:
+        if len(entries) != 1:
+            raise UsageInvalid(
+                f"{len(entries)} models are served at {url}.",
+                remedy=f"Choose one with --model: {_listed(list(entries))}.",
+            )
+        (model,) = entries
+    entry = entries.get(model) or entries.get(names.get(model, ""))
+    if entry is None:
+        raise UsageInvalid(
+            f"The model {model!r} is not served at {url}.",
+            remedy=f"Choose one of {_listed(list(entries))}.",
+        )
+    return Connection(url, model, key, _context(entry))
+
+
+def _context(entry: Mapping[str, Any]) -> int | None:
+    own, meta = entry.get("llamasup") or {}, entry.get("meta") or {}
+    found = own.get("context") or meta.get("n_ctx") or meta.get("n_ctx_train")
+    return found if isinstance(found, int) else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def running_with(model: str | None) -> str | None:
+    """The address of a llamasup that serves ``model``; None if one has to be started."""
+    found = discover()
+    # Those of other launches end with their clients.
+    private = {pid for folder, _ in run_folders() for pid in recorded_children(folder)}
+    running = [each for each in found.running if each.pid not in private]
+    if model is None and not (found.running or found.unresponsive or found.closed):
+        raise NotRunning(
+            "No llamasup is running on this machine for this user, and no MODEL was given.",
+            remedy="Give a model, such as a GGUF file or org/repo:Q4_K_M, and the command starts it.",
+        )
+    if model is None:
+        return select_running(replace(found, running=tuple(running)), None).url
+    for each in running:
+        with ControlClient(ControlAddress(socket=each.socket)) as control:
+            status = control.status()
+        if any(model == entry["id"] or model in (entry.get("aliases") or ()) for entry in status["models"]):
+            return each.url
+    return None
+
+
+def exchange(client: Client, to: Connection) -> tuple[Reply, float | None]:
+    """Send the request. Returns the reply, and the seconds until its first token."""
+    reply, first_s = Reply(), None
+    began_s = time.monotonic()
+    with ControlClient(ControlAddress(url=to.url, api_key=to.key or None)) as server:
+        body = request_body(client.api, to.model)
+        for line in server.answer_lines(PATHS[client.api], body, _CHECK_TIMEOUT_S):
+            reply = reply.after(line)
+            if first_s is None and reply.has_begun:
+                first_s = round(time.monotonic() - began_s, 3)
+    if reply.error is not None:
+        raise error_from(502, {"error": reply.error})
+    return reply, first_s
