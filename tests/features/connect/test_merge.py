@@ -84,12 +84,15 @@ web = true
 
 def test_toml_keeps_comments_and_other_tables() -> None:
     after = add("codex", CODEX)
-    assert after.startswith('model_provider = "llamasup"\n# my settings\nmodel = "a \\"model\\""\n')
+    top = "model_auto_compact_token_limit = 3072\nmodel_context_window = 4096\n"
+    assert after.startswith(f'{top}model_provider = "llamasup"\n# my settings\nmodel = "a \\"model\\""\n')
     assert "[tools]\nweb = true\n" in after
     assert "http://old" not in after
     assert tomllib.loads(after) == {
         "model": 'a "model"',
         "model_provider": "llamasup",
+        "model_context_window": 4096,
+        "model_auto_compact_token_limit": 3072,
         "approval_policy": "never",
         "tools": {"web": True},
         "model_providers": CLIENTS["codex"].settings(TO).values["model_providers"],
