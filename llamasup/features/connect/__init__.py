@@ -1,4 +1,5 @@
-"""Writes the settings of client programs for a running llamasup (docs/connect.md).
+"""Writes the settings of client programs, and runs one with a model (docs/connect.md).
 
-``clients`` is the table of clients; ``merge`` changes a settings file and keeps what the user wrote.
+``clients`` is the table of clients; ``merge`` changes a settings file and keeps what the user wrote;
+``overrides`` are the settings of one process; ``check`` is one request of a client.
 """

@@ -1,4 +1,4 @@
-"""One request as a client sends it, and what its stream says (pure). docs/connect.md describes the result."""
+"""Makes one request as a client sends it, and reads the stream of its answer (pure)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request_body(api: Api, model: str) -> dict[str, Any]:
 
 
 class Reply(Struct, frozen=True):
-    """What the lines of a stream have said so far. ``error``: the object of an error, if one came."""
+    """A stream as far as it has been read. ``error``: the object of an error, if one came."""
 
     text: str = ""
     tool_call: str | None = None

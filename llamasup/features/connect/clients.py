@@ -184,7 +184,7 @@ def _continue(to: Connection) -> Settings:
 
 
 def _cline(to: Connection) -> Settings:
-    """Of its command line; the editor's extension keeps its settings in the editor."""
+    """The file is that of the command line. The extension of an editor keeps its settings in the editor."""
     settings = {
         "provider": _CLINE,
         "apiKey": to.key or _NO_KEY,
@@ -246,7 +246,7 @@ def _home_assistant(to: Connection) -> Settings:
 
 
 def _aider(to: Connection) -> Settings:
-    """Of variables alone: aider reads them after its files, so the files of the user stay as they are."""
+    """Variables are enough: aider reads them after its files, so the files of the user stay as they are."""
     name = f"openai/{to.model}"
     environment = {
         "OPENAI_API_BASE": to.v1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import shutil
@@ -379,6 +378,8 @@ class _Session:
 
     async def run(self, url: str | None, model: str | None, arguments: tuple[str, ...]) -> int:
         """Run the client with the llamasup at ``url``, or with a new one. Returns the exit code."""
+        import asyncio  # here, as --help does without it
+
         from llamasup.cli.started_server import started_server
         from llamasup.core.system.process.guardian import guarded_run_folder
         from llamasup.core.system.process.run_folder import NO_CONTROL
@@ -403,6 +404,8 @@ class _Session:
             return code
 
     async def _run_client(self, folder: Path, to: Connection) -> int:
+        import asyncio
+
         from llamasup.cli.stop_signals import STOP_SIGNALS
         from llamasup.core.system.process.sweep import end_descendants, tag_environment
         from llamasup.features.connect.check import context_warning
@@ -452,7 +455,7 @@ class _Session:
         try:
             made = overrides(client, client.settings(to), self._given, path, own)
         except CannotMerge as error:
-            raise _unchanged(_path_of(client), str(error)) from None
+            raise _unusable(_path_of(client), str(error)) from None
         if made.file_content is not None:
             atomic_write(path, made.file_content.encode(), mode=0o600)
         return made.arguments, made.environment
@@ -479,4 +482,11 @@ def _text_of(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise _unchanged(path, getattr(error, "strerror", None) or "it is not UTF-8") from None
+        raise _unusable(path, getattr(error, "strerror", None) or "it is not UTF-8") from None
+
+
+def _unusable(path: Path, why: str) -> ConfigInvalid:
+    return ConfigInvalid(
+        f"The settings in {str(path)!r} cannot be used: {why}.",
+        remedy="Correct the file. `launch` adds the model to a copy of it.",
+    )

@@ -12,7 +12,7 @@ from llamasup.features.connect.merge import merged
 
 
 class Overrides(Struct, frozen=True):
-    """What a process gets. ``file_content``: of the file that the arguments or variables name, or None.
+    """The settings of one process. ``file_content``: the content of the file that they name, or None.
 
     No argument has a key: the list of processes shows arguments to other users.
     """

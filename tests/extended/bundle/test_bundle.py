@@ -194,7 +194,7 @@ def test_each_command_of_the_bundle_is_complete(bundle: Program) -> None:
     names = (
         *("run", "serve", "rpc-worker", "wrap", "list", "pull", "rm", "plan", "tune", "inspect", "doctor"),
         *("why", "top", "ps", "status", "load", "unload", "restart", "reload", "stop", "logs", "connect"),
-        *("usage", "batch", "ui", "service", "key", "config"),
+        *("launch", "usage", "batch", "ui", "service", "key", "config"),
     )
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         done = list(pool.map(lambda name: bundle.run(name, "--help"), names))

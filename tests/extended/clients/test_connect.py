@@ -204,3 +204,34 @@ def test_clients_are_listed_and_unknown_ones_refused(env: dict[str, str]) -> Non
     assert (unknown.returncode, "Did you mean claude-code?" in unknown.stderr) == (2, True)
     no_file = run_to_end("connect", "openai", "--write", env=env)
     assert (no_file.returncode, "has no settings file" in no_file.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("client", "path"),
+    [
+        ("claude", "/v1/messages"),
+        ("codex", "/v1/responses"),
+        ("opencode", "/v1/chat/completions"),
+    ],
+)
+def test_check_sends_a_request_as_the_client_does(
+    served: Served, env: dict[str, str], client: str, path: str
+) -> None:
+    found = settings_of(client, env, "--check")
+    assert (found["path"], found["tool_call"]) == (path, None)
+    assert found["text"]
+    assert found["first_token_s"] >= 0
+    assert found["prompt_tokens"] > found["cached_tokens"] >= 0
+    assert found["context"] > 0
+    shown = run_to_end("connect", client, "--model", "here:short", "--check", env=env)
+    assert f"POST {path} at {served.url}, model 'here:short'" in shown.stdout
+    assert KEY not in shown.stdout + shown.stderr
+
+
+def test_check_reports_the_error_of_the_server(served: Served, env: dict[str, str]) -> None:
+    wrong = {**env, "LLAMASUP_API_KEY": "sk-wrong"}
+    refused = run_to_end("connect", "codex", "--model", "here", "--check", env=wrong)
+    assert refused.returncode == 77
+    written = run_to_end("connect", "codex", "--model", "here", "--check", "--write", env=env)
+    assert written.returncode == 2
+    assert "--check changes no file." in written.stderr
