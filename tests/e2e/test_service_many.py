@@ -193,7 +193,7 @@ def test_config_directly_in_a_home_is_refused() -> None:
         config.flush()
         done = run_to_end("service", "print", "--config", config.name, *RUNTIME)
     assert done.returncode == 78
-    assert "get access to all files there" in done.stderr
+    assert "get access to all files of that folder" in done.stderr
 
 
 def test_config_unreadable_for_the_service_user_is_refused(folder: Path) -> None:
