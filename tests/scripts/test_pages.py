@@ -170,6 +170,11 @@ def test_tables_of_measurements_come_from_a_script(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_llamasup_is_installed_from_a_checkout(page: Path) -> None:
+    assert not re.findall(r"\binstall [\"']?llamasup\b", text_of(page)), "llamasup is not on PyPI"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_marked_blocks_are_commands(page: Path) -> None:
     assert len(marked_blocks(page)) == len(re.findall("^" + RUN, text_of(page), re.M))
 
