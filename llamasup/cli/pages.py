@@ -13,6 +13,7 @@ _FOLDERS: Final = (_PACKAGE / "docs", _PACKAGE.parent / "docs")
 _PAGES: Final[Mapping[str, str]] = {
     "api-keys": "key",
     "batch": "batch",
+    "chat": "chat",
     "configuration": "config",
     "connect": "connect",
     "console": "ui",
