@@ -188,3 +188,7 @@ def test_picture_of_the_readme_shows_the_output_of_the_tour() -> None:
     texts = re.findall(r"<text[^>]*>([^<]*)", text_of(ROOT / "docs" / "images" / "run.svg"))
     (shown,) = blocks("text")
     assert not {line.strip() for line in shown.splitlines()} - set(texts)
+
+
+def test_the_pages_together_have_at_most_60_000_words() -> None:
+    assert sum(len(text_of(page).split()) for page in (ROOT / "docs").glob("*.md")) <= 60_000
