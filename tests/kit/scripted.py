@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -37,6 +38,15 @@ _END = 4  # <|im_end|>
 _WIDTH = 128  # more than enough for random directions of some hundred tokens to be told apart
 _PIECE = 8  # characters of a token of the script, or more if this makes it another token
 _CONTEXT = 262_144
+_HEAD = 32  # the width of its one head
+# The prompts of agents have 80,000 characters: these make a token of two to twelve of them.
+_LETTERS = "etaoinshrdlucmfwypvbgk"
+_PAIRS = tuple(first + second for first in f"▁{_LETTERS}" for second in _LETTERS)
+_COMMON = (
+    *('{"type": "', '", "type": "', '"description": "', '"properties": {', '"required": [', '"string"'),
+    *('": "', '": {"', '": ', '", "', " to ", " of ", " in ", "the ", "tion", "ing ", "ment", "ing", "ent"),
+    *("ed ", "    "),
+)
 
 _TEMPLATE = r"""
 {%- if tools %}
@@ -70,12 +80,14 @@ _TEMPLATE = r"""
 {%- endif %}"""
 
 
-def scripted(calls: Sequence[Call], text: str, *, without_tools: str | None = None) -> bytes:
-    """Return the GGUF file of a model that makes ``calls``, and then says ``text``."""
+def scripted(calls: Sequence[Call], text: str, *, endless: bool = False) -> bytes:
+    """Return the GGUF file of a model that makes ``calls``, and then says ``text``, again and again if
+    ``endless``. It answers requests without tools with ``text``.
+    """
     starts = [*(f"<|step {number}|>" for number in range(len(calls) + 1)), "<|without tools|>"]
-    answers = [*(call.text for call in calls), text, text if without_tools is None else without_tools]
+    answers = [*(call.text for call in calls), text, text]
     pieces = _distinct_pieces(answers)
-    first = len(FIXED) + len(WORDS)
+    first = len(FIXED) + len(_PAIRS) + len(_words())
     vocabulary = [*starts, *(piece for answer in pieces for piece in answer)]
     keys = _keys(vocabulary, len(starts))
     keys["tokenizer.chat_template"] = _TEMPLATE.replace("LAST", str(len(calls)))
@@ -86,13 +98,13 @@ def scripted(calls: Sequence[Call], text: str, *, without_tools: str | None = No
         for _ in answer:
             follows[before] = before = token
             token += 1
-        follows[before] = _END
+        follows[before] = before - len(answer) + 1 if endless else _END
     return write_gguf(keys, list(_tensors(token, follows)))
 
 
 def _distinct_pieces(answers: Sequence[str]) -> list[list[str]]:
     """Cut the texts into pieces of which no two are equal, because each is a token of its own."""
-    taken: set[str] = {*FIXED, *(f"▁{word}" for word in WORDS)}
+    taken: set[str] = {*FIXED, *_PAIRS, *_words()}
     result = []
     for answer in answers:
         pieces, piece = [], ""
@@ -109,6 +121,10 @@ def _distinct_pieces(answers: Sequence[str]) -> list[list[str]]:
     return result
 
 
+def _words() -> list[str]:
+    return [*(f" {word}" for word in WORDS if len(word) > 2), *_COMMON]
+
+
 def _keys(vocabulary: Sequence[str], starts: int) -> dict[str, KeyValue]:
     keys: dict[str, KeyValue] = {
         "general.architecture": "llama",
@@ -119,15 +135,23 @@ def _keys(vocabulary: Sequence[str], starts: int) -> dict[str, KeyValue]:
         "llama.context_length": _CONTEXT,
         "llama.embedding_length": _WIDTH,
         "llama.feed_forward_length": _WIDTH,
-        "llama.attention.head_count": 4,
+        "llama.attention.head_count": 1,
         "llama.attention.head_count_kv": 1,
+        "llama.attention.key_length": _HEAD,
+        "llama.attention.value_length": _HEAD,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": _WIDTH // 4,
-        "llama.vocab_size": len(FIXED) + len(WORDS) + len(vocabulary),
-        **tokenizer_keys([f"▁{word}" for word in WORDS]),
+        "llama.rope.dimension_count": _HEAD,
+        "llama.vocab_size": len(FIXED) + len(_PAIRS) + len(_words()) + len(vocabulary),
+        **tokenizer_keys(_PAIRS),
     }
-    names = {"tokens": list(vocabulary), "scores": [0.0] * len(vocabulary)}
-    names["token_type"] = [*[_CONTROL] * starts, *[_USER_DEFINED] * (len(vocabulary) - starts)]
+    vocabulary = [*_words(), *vocabulary]
+    types = [_USER_DEFINED] * len(vocabulary)
+    types[len(_words()) : len(_words()) + starts] = [_CONTROL] * starts
+    names: dict[str, list[Any]] = {
+        "tokens": vocabulary,
+        "scores": [0.0] * len(vocabulary),
+        "token_type": types,
+    }
     for name, more in names.items():
         before = keys[f"tokenizer.ggml.{name}"]
         assert isinstance(before, list)
@@ -136,7 +160,7 @@ def _keys(vocabulary: Sequence[str], starts: int) -> dict[str, KeyValue]:
 
 
 def _tensors(tokens: int, follows: dict[int, int]) -> Iterator[tuple[TensorPlan, bytes]]:
-    """The output weights of a token are the direction of the token that it follows."""
+    """The output weights of a token are the sum of the directions of the tokens that it follows."""
 
     def matrix(name: str, row: int, rows: int, weights: bytes | None = None) -> tuple[TensorPlan, bytes]:
         return TensorPlan(f"{name}.weight", (row, rows)), weights or bytes(4 * row * rows)
@@ -147,19 +171,17 @@ def _tensors(tokens: int, follows: dict[int, int]) -> Iterator[tuple[TensorPlan,
     directions = random_weights(_WIDTH * tokens, 1.0, "llamasup script")
     row = 4 * _WIDTH
     output = bytearray(row * tokens)
-    for before, after in follows.items():
-        if after != _END:
-            output[after * row : (after + 1) * row] = directions[before * row : (before + 1) * row]
-    ends = [directions[token * row : (token + 1) * row] for token, after in follows.items() if after == _END]
-    columns = zip(*(struct.unpack(f"<{_WIDTH}f", end) for end in ends), strict=True)
-    output[_END * row : (_END + 1) * row] = struct.pack(f"<{_WIDTH}f", *(sum(column) for column in columns))
+    for token in set(follows.values()):
+        befores = [before for before, after in follows.items() if after == token]
+        found = (struct.unpack_from(f"<{_WIDTH}f", directions, before * row) for before in befores)
+        sums = (sum(column) for column in zip(*found, strict=True))
+        struct.pack_into(f"<{_WIDTH}f", output, token * row, *sums)
     yield matrix("token_embd", _WIDTH, tokens, directions)
     for name in ("attn_norm", "ffn_norm"):
         yield norm(f"blk.0.{name}")
-    yield matrix("blk.0.attn_q", _WIDTH, _WIDTH)
-    for name in ("k", "v"):
-        yield matrix(f"blk.0.attn_{name}", _WIDTH, _WIDTH // 4)
-    yield matrix("blk.0.attn_output", _WIDTH, _WIDTH)
+    for name in ("q", "k", "v"):
+        yield matrix(f"blk.0.attn_{name}", _WIDTH, _HEAD)
+    yield matrix("blk.0.attn_output", _HEAD, _WIDTH)
     for name in ("gate", "up", "down"):
         yield matrix(f"blk.0.ffn_{name}", _WIDTH, _WIDTH)
     yield norm("output_norm")

@@ -1,0 +1,68 @@
+"""Agents and libraries of others do a task with tools, with a real llama-server behind llamasup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.extended.agents.conftest import CLIENTS, SMALL, Run, Served
+from tests.extended.agents.programs import ANSWER, DONE, PROGRAMS, Program
+from tests.kit.patience import eventually
+
+AGENTS = [program for program in PROGRAMS if program.is_agent]
+Record = Callable[[str, object], None]
+
+pytestmark = pytest.mark.skipif(not CLIENTS.exists(), reason="run scripts/test_clients, which installs them")
+
+
+def name_of(program: Program) -> str:
+    return program.name
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
+def test_program_reads_writes_runs_a_command_and_ends(
+    program: Program, served: Served, run: Run, record_property: Record
+) -> None:
+    finished = run(program, program.name)
+    assert finished.exit_code == 0, finished.output
+    assert DONE in finished.output
+    folder = served.home / program.name
+    assert (folder / "answer.txt").read_text() == ANSWER, finished.output
+    if program.counts:
+        assert (folder / "count.txt").read_text().strip() == str(len(ANSWER)), finished.output
+    turns = len(program.calls) + 1
+
+    def with_tools() -> list[dict[str, object]]:
+        return [each for each in served.requests(program.name) if each["path"] == program.path][-turns:]
+
+    eventually(lambda: len(with_tools()) == turns, "the last request in the access log")
+    requests = with_tools()
+    assert all(each["status"] == 200 for each in requests)
+    prompts = [int(str(each["tokens_prompt"])) for each in requests]
+    cached = [int(str(each["tokens_cached"])) for each in requests]
+    record_property("prompt", prompts[0])
+    for before, again in zip(prompts, cached[1:], strict=False):
+        assert again >= before - 8  # the cache holds the conversation, except for the last tokens
+    if turns > 1:
+        record_property("cached", round(100 * sum(cached[1:]) / sum(prompts[1:])))
+
+
+@pytest.mark.parametrize("program", AGENTS, ids=name_of)
+def test_interrupted_agent_frees_the_slot(program: Program, served: Served, run: Run) -> None:
+    finished = run(program, "endless", until=lambda: served.is_generating("endless"))
+    eventually(lambda: not served.is_generating("endless"), f"a free slot; {finished.output}")
+
+
+@pytest.mark.parametrize("program", AGENTS, ids=name_of)
+def test_agent_reports_a_context_that_is_too_small(
+    program: Program, served: Served, run: Run, record_property: Record
+) -> None:
+    before = len(served.requests("small"))
+    finished = run(program, "small")
+    record_property("exit_code", finished.exit_code)
+    eventually(lambda: served.requests("small")[before:], "the request in the access log")
+    refused = [each for each in served.requests("small")[before:] if each["status"] == 400]
+    assert refused, finished.output
+    assert refused[-1]["n_ctx"] == SMALL
+    assert "context" in finished.output, finished.output
