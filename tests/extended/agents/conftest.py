@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.extended.agents.programs import DONE, NOTES, PROGRAMS, TASK, Program
 from tests.kit.paths import ROOT
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.scripted import Call, scripted
-from tests.real.remains import folders_of
+from tests.real.remains import folders_of, processes_of
 
 CLIENTS = Path(os.environ.get("LLAMASUP_CLIENTS", ROOT / ".build" / "clients"))
 RESULTS = CLIENTS / "results"
@@ -43,8 +44,8 @@ class Served(Struct, frozen=True):
         return [entry for entry in map(json.loads, lines) if entry["model"] == model]
 
     def is_generating(self, model: str) -> bool:
-        slots = httpx.get(f"{self.url}/slots", params={"model": model}, timeout=PATIENCE_S).json()
-        return any(slot["is_processing"] for slot in slots)
+        answer = httpx.get(f"{self.url}/slots", params={"model": model}, timeout=PATIENCE_S)
+        return answer.is_success and any(slot["is_processing"] for slot in answer.json())  # once it is loaded
 
 
 class Finished(Struct, frozen=True):
@@ -94,8 +95,11 @@ Run = Callable[..., Finished]
 
 
 @pytest.fixture
-def run(served: Served, tmp_path: Path) -> Run:
-    """Run a program with a home of its own, in which ``llamasup connect`` has set it up."""
+def run(served: Served, tmp_path: Path) -> Iterator[Run]:
+    """Run a program with a home of its own, in which ``llamasup connect`` has set it up.
+
+    Cline leaves a process behind.
+    """
 
     def run(
         program: Program, model: str, *, url: str = "", until: Callable[[], object] | None = None
@@ -117,7 +121,10 @@ def run(served: Served, tmp_path: Path) -> Run:
             finished = _finish(filled, env, folder, tmp_path / "out", until)
         return finished
 
-    return run
+    yield run
+    for pid in processes_of(tmp_path):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _connect(program: Program, model: str, url: str, env: Mapping[str, str]) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Program(Struct, frozen=True):
     path: str = "/v1/chat/completions"
     is_agent: bool = True  # its requests are its own: they are recorded
     counts: bool = True  # it can run a command
+    gives_up: bool = True  # it ends if its prompt does not fit into the context
 
 
 def _calls(read: Call, write: Call, run: Call) -> tuple[Call, ...]:
@@ -105,6 +106,7 @@ PROGRAMS = (
             Call("write", {"content": ANSWER, "filePath": "{folder}/answer.txt"}),
             Call("bash", {"command": _COUNT}),
         ),
+        gives_up=False,  # it summarises the conversation, which is not what is too long, and tries again
         environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
     ),
     Program(
@@ -150,7 +152,7 @@ PROGRAMS = (
         ("llm", "--functions", "{here}/tools.py", "-m", "{model}", "{task}"),
         _LIBRARY,
         setup=(
-            *("sh", "-c", 'mkdir -p "$LLM_USER_PATH"; printf "%s" "$0" > "$LLM_USER_PATH/extra-openai-models.yaml"'),
+            *("sh", "-c", 'cd && mkdir llm && printf "%s" "$0" > llm/extra-openai-models.yaml'),
             "- model_id: {model}\n  model_name: {model}\n  api_base: {url}/v1\n  supports_tools: true\n",
         ),
         environment={"LLM_USER_PATH": "{home}/llm"},

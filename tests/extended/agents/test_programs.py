@@ -59,10 +59,12 @@ def test_agent_reports_a_context_that_is_too_small(
     program: Program, served: Served, run: Run, record_property: Record
 ) -> None:
     before = len(served.requests("small"))
-    finished = run(program, "small")
+
+    def refused() -> list[dict[str, object]]:
+        return [each for each in served.requests("small")[before:] if each["status"] == 400]
+
+    finished = run(program, "small", until=None if program.gives_up else refused)
     record_property("exit_code", finished.exit_code)
-    eventually(lambda: served.requests("small")[before:], "the request in the access log")
-    refused = [each for each in served.requests("small")[before:] if each["status"] == 400]
-    assert refused, finished.output
-    assert refused[-1]["n_ctx"] == SMALL
-    assert "context" in finished.output, finished.output
+    eventually(refused, f"the refused request; {finished.output}")
+    assert refused()[-1]["n_ctx"] == SMALL
+    assert "context" in finished.output

@@ -1,0 +1,48 @@
+"""Requests that agents of others sent, from ``tests/fixtures/agents``, without the texts of their authors."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from tests.kit.paths import ROOT
+from tests.kit.scripted import Call, scripted
+from tests.kit.tiny import WORDS
+
+__all__ = ["FIXTURES", "FOLDER", "MODEL", "WORDS_KEY", "filled", "model_of", "recorded"]
+
+FIXTURES = ROOT / "tests" / "fixtures" / "agents"
+FOLDER = "/home/user/project"
+MODEL = "model"
+WORDS_KEY = "$words"
+"""The only key of the object in place of a text. Its value is the number of characters."""
+
+
+def recorded() -> dict[str, Any]:
+    """Return the fixtures by the name of the client."""
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(Path(FIXTURES).glob("*.json"))}
+
+
+def model_of(fixture: Any) -> bytes:
+    """Return the GGUF file of the model that the client talked to."""
+    return scripted([Call(call["name"], call["arguments"]) for call in fixture["calls"]], fixture["text"])
+
+
+def filled(value: Any) -> Any:
+    """Put words in the place of the texts."""
+    if isinstance(value, list):
+        return [filled(item) for item in value]
+    if isinstance(value, dict):
+        if list(value) == [WORDS_KEY]:
+            return _words(value[WORDS_KEY])
+        return {name: filled(item) for name, item in value.items()}
+    return value
+
+
+def _words(length: int) -> str:
+    text, words = "", cycle(WORDS)
+    while len(text) < length:
+        text += f"{next(words)} "
+    return text[:length]
