@@ -11,11 +11,13 @@ from tests.kit.paths import ROOT
 from tests.kit.scripted import Call, scripted
 from tests.kit.tiny import WORDS
 
-__all__ = ["FIXTURES", "FOLDER", "MODEL", "WORDS_KEY", "filled", "model_of", "recorded"]
+__all__ = ["FIXTURES", "FOLDER", "MODEL", "TOOLS", "WORDS_KEY", "body_of", "model_of", "recorded"]
 
 FIXTURES = ROOT / "tests" / "fixtures" / "agents"
 FOLDER = "/home/user/project"
 MODEL = "model"
+TOOLS = "$tools"
+"""Stands for the tools of the fixture."""
 WORDS_KEY = "$words"
 """The only key of the object in place of a text. Its value is the number of characters."""
 
@@ -30,14 +32,19 @@ def model_of(fixture: Any) -> bytes:
     return scripted([Call(call["name"], call["arguments"]) for call in fixture["calls"]], fixture["text"])
 
 
-def filled(value: Any) -> Any:
-    """Put words in the place of the texts."""
+def body_of(fixture: Any, request: Any) -> Any:
+    """Return the body of a request, with words in the place of the texts."""
+    body = request["body"]
+    return _filled({**body, "tools": fixture["tools"]} if body.get("tools") == TOOLS else body)
+
+
+def _filled(value: Any) -> Any:
     if isinstance(value, list):
-        return [filled(item) for item in value]
+        return [_filled(item) for item in value]
     if isinstance(value, dict):
         if list(value) == [WORDS_KEY]:
             return _words(value[WORDS_KEY])
-        return {name: filled(item) for name, item in value.items()}
+        return {name: _filled(item) for name, item in value.items()}
     return value
 
 

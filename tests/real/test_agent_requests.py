@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import started
-from tests.kit.agent_requests import filled, model_of, recorded
+from tests.kit.agent_requests import body_of, model_of, recorded
 from tests.kit.patience import PATIENCE_S
 from tests.real.remains import folders_of
 
@@ -49,7 +49,7 @@ def url(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_recorded_request_gets_the_next_call_of_the_script(url: str, client: str, number: int) -> None:
     fixture = RECORDED[client]
     request = fixture["requests"][number]
-    body = {**filled(request["body"]), "model": client}
+    body = {**body_of(fixture, request), "model": client}
     answer = httpx.post(
         url + request["path"], headers=request["headers"], content=json.dumps(body), timeout=PATIENCE_S
     )

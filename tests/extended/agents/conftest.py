@@ -116,10 +116,15 @@ def run(served: Served, tmp_path: Path) -> Iterator[Run]:
         env |= _connect(program, model, to, {**os.environ, **env, **folders_of(served.home)})
         env |= {name: value.format(home=user) for name, value in program.environment.items()}
         words = {"folder": folder, "model": model, "task": TASK, "url": to, "here": Path(__file__).parent}
-        for command in filter(None, (program.setup, program.command)):
+
+        def finish(command: tuple[str, ...], until: Callable[[], object] | None = None) -> Finished:
             filled = [word.format(**words) for word in command]
-            finished = _finish(filled, env, folder, tmp_path / "out", until)
-        return finished
+            return _finish(filled, env, folder, tmp_path / "out", until)
+
+        if program.setup:
+            done = finish(program.setup)
+            assert done.exit_code == 0, done.output
+        return finish(program.command, until)
 
     yield run
     for pid in processes_of(tmp_path):
@@ -153,6 +158,7 @@ def _finish(
         try:
             if until is not None:
                 eventually(lambda: until() or process.poll() is not None, "the request of the program")
+                assert process.poll() is None, output.read_text(errors="replace")
                 os.killpg(process.pid, signal.SIGINT)
             process.wait(3 * PATIENCE_S)
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.extended.agents.programs import Program
 from tests.extended.agents.recorder import Recorded
-from tests.kit.agent_requests import FOLDER, MODEL, WORDS_KEY
+from tests.kit.agent_requests import FOLDER, MODEL, TOOLS, WORDS_KEY
 
 __all__ = ["fixture_of"]
 
@@ -36,11 +36,16 @@ def fixture_of(
     """Return the content of a fixture, with the script that its model plays."""
     ids: dict[str, str] = {}
     posts = [_request(each, ids, folder) for each in requests if each.method == "POST"]
+    tools = next((each["body"]["tools"] for each in posts if "tools" in each["body"]), [])
+    for each in posts:  # all of them have the same, which are most of a fixture
+        if tools and each["body"].get("tools") == tools:
+            each["body"]["tools"] = TOOLS
     return {
         "client": program.title,
         "version": program.version,
         "text": program.text,
         "calls": json.loads(json.dumps(calls).replace(folder, FOLDER)),
+        "tools": tools,
         "requests": posts,
     }
 
@@ -59,7 +64,7 @@ def _request(request: Recorded, ids: dict[str, str], folder: str) -> dict[str, A
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     lower = {name.lower(): value for name, value in headers.items()}
     kept = {name: value for name, value in lower.items() if name in _KEPT_HEADERS}
-    return kept | {name: "…" for name in _ALSO_HERE if name in lower}
+    return kept | {name: "replaced" for name in _ALSO_HERE if name in lower}
 
 
 def _plain(value: Any, key: str, ids: dict[str, str]) -> Any:
