@@ -140,6 +140,8 @@ _ROOMS_WITH_SOCKETS = (
     *("fleet", "security", "service"),
 )
 
+_OWN_STAGES = ("extended/agents", "extended/fleet", "extended/windows")
+
 
 def _without(folders: Sequence[str]) -> list[str]:
     return [f"--ignore=tests/{folder}" for folder in folders]
@@ -161,6 +163,9 @@ def _only_all() -> list[Stage]:
     fleet = [Stage("tests of a fleet", [["scripts/test_fleet", "-m", "not extended"]])]
     if os.environ.get("LLAMASUP_TEST_FLEET") == "0":
         fleet = []
+    clients = [Stage("tests of clients", [["scripts/test_clients"]])]
+    if os.environ.get("LLAMASUP_TEST_CLIENTS") == "0":
+        clients = []
     contract = _tests("tests/real", "-m", "contract", "-k", "not embedded")
     return [
         *(
@@ -172,7 +177,7 @@ def _only_all() -> list[Stage]:
         Stage("other loop or runtime", [_tests("tests", "--ignore=tests/extended")], env=rest),
         Stage(
             "extended tests",
-            [_tests("tests/extended", *_without(("extended/fleet", "extended/windows")))],
+            [_tests("tests/extended", *_without(_OWN_STAGES))],
             env=every,
         ),
         Stage(
@@ -182,6 +187,7 @@ def _only_all() -> list[Stage]:
             needs="LLAMASUP_WINDOWS_PYTHON",
         ),
         *fleet,
+        *clients,
     ]
 
 

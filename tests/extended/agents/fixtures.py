@@ -36,7 +36,7 @@ def fixture_of(
     """Return the content of a fixture, with the script that its model plays."""
     ids: dict[str, str] = {}
     posts = [_request(each, ids, folder) for each in requests if each.method == "POST"]
-    tools = next((each["body"]["tools"] for each in posts if "tools" in each["body"]), [])
+    tools: Any = next((each["body"]["tools"] for each in posts if "tools" in each["body"]), [])
     for each in posts:  # all of them have the same, which are most of a fixture
         if tools and each["body"].get("tools") == tools:
             each["body"]["tools"] = TOOLS

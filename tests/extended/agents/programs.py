@@ -37,6 +37,7 @@ class Program(Struct, frozen=True):
     calls: tuple[Call, ...] = ()
     text: str = DONE
     setup: tuple[str, ...] = ()
+    setup_by: str = ""  # what setup is, for the table of the docs
     environment: dict[str, str] = {}
     path: str = "/v1/chat/completions"
     is_agent: bool = True  # its requests are its own: they are recorded
@@ -131,6 +132,7 @@ PROGRAMS = (
             Call("editor", {"path": "{folder}/answer.txt", "new_text": ANSWER}),
             Call("run_commands", {"commands": [_COUNT]}),
         ),
+        setup_by="`cline auth`",
         setup=("cline", "auth", "openai", "-k", "none", "-m", "{model}", "-b", "{url}/v1"),
         environment={"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
     ),
@@ -142,6 +144,7 @@ PROGRAMS = (
          "--no-analytics", "--no-check-update", "--no-show-model-warnings", "--edit-format", "diff",
          "--openai-api-base", "{url}/v1", "notes.txt"),
         text=f"{DONE}\n\nanswer.txt\n```\n<<<<<<< SEARCH\n=======\n{ANSWER}>>>>>>> REPLACE\n```\n",
+        setup_by="`--openai-api-base`",
         counts=False,
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
@@ -151,6 +154,7 @@ PROGRAMS = (
         "openai",
         ("llm", "--functions", "{here}/tools.py", "-m", "{model}", "{task}"),
         _LIBRARY,
+        setup_by="`extra-openai-models.yaml`",
         setup=(
             *("sh", "-c", 'cd && mkdir llm && printf "%s" "$0" > llm/extra-openai-models.yaml'),
             "- model_id: {model}\n  model_name: {model}\n  api_base: {url}/v1\n  supports_tools: true\n",
