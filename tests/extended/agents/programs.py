@@ -71,8 +71,7 @@ PROGRAMS = (
         *("claude-code", "Claude Code", "npm", "@anthropic-ai/claude-code", "2.1.197"),
         "sha512-EqrwbRcI7M5y8jQlayIfTMmbZJ2OQaLOc7KwIWKdryQCdKWUEFr+C9rMovZUuj2Asndi7aqLujEzRtr471gncg==",
         "claude-code",
-        # llama-server before build 10092 or so makes no grammar of the bound in the schema of Workflow.
-        ("claude", "-p", "{task}", "--dangerously-skip-permissions", "--disallowedTools", "Workflow"),
+        ("claude", "-p", "{task}", "--dangerously-skip-permissions"),
         _calls(
             Call("Read", {"file_path": "{folder}/notes.txt"}),
             Call("Write", {"file_path": "{folder}/answer.txt", "content": ANSWER}),
@@ -83,6 +82,8 @@ PROGRAMS = (
             "IS_SANDBOX": "1",  # else it refuses to skip its permissions as root
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
+            # Some builds of llama-server make no grammar of the bound in the schema of its tool Workflow.
+            "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
         },
     ),
     Program(

@@ -69,6 +69,5 @@ def test_agent_reports_a_context_that_is_too_small(
 
     finished = run(program, "small", until=None if program.gives_up else refused)
     record_property("exit_code", finished.exit_code)
-    eventually(refused, f"the refused request; {finished.output}")
-    assert refused()[-1]["n_ctx"] == SMALL
-    assert "context" in finished.output
+    assert any(words in finished.output.lower() for words in ("context", "too long")), finished.output
+    assert all(each["n_ctx"] == SMALL for each in refused())  # none: it knows the context, and sends nothing
