@@ -28,7 +28,7 @@ BOUNDS = {
     "lines of code in llamasup": 60_300,
     "lines of code in llamasup/core": 32_500,
     "lines of code in llamasup/features": 17_400,
-    "lines of code in tests": 93_500,
+    "lines of code in tests": 94_000,
     "lines of code in scripts": 8_200,
     "files in llamasup": 505,
     "files in scripts": 90,
