@@ -31,7 +31,7 @@ BOUNDS = {
     "lines of code in tests": 94_000,
     "lines of code in scripts": 8_200,
     "files in llamasup": 505,
-    "files in scripts": 90,
+    "files in scripts": 91,
     "files above 500 lines": 0,
     "imports of features in the core": 0,
     "packages without a docstring": 0,
