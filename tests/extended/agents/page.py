@@ -35,7 +35,7 @@ def _row(program: Program) -> list[str]:
     done = "reads, writes, runs a command, ends" if program.counts else "edits a file, ends"
     interrupted = _result(program, "test_interrupted_agent_frees_the_slot")
     small = _result(program, "test_agent_reports_a_context_that_is_too_small")
-    ends = f"says so, exits with {small.get('exit_code')}" if program.gives_up else "says so, tries again"
+    ends = f"says so, exits with {small.get('exit_code')}" if program.gives_up else "tries again"
     agent = [_outcome(interrupted, "frees the slot"), _outcome(small, ends)] if program.is_agent else ["", ""]
     size = f"{task['bytes'] / 1000:.0f} KB" if "bytes" in task else ""
     return [

@@ -67,7 +67,8 @@ def test_agent_reports_a_context_that_is_too_small(
     def refused() -> list[dict[str, object]]:
         return [each for each in served.requests("small")[before:] if each["status"] == 400]
 
-    finished = run(program, "small", until=None if program.gives_up else refused)
+    finished = run(program, "small", until=None if program.gives_up else lambda: len(refused()) > 1)
     record_property("exit_code", finished.exit_code)
-    assert any(words in finished.output.lower() for words in ("context", "too long")), finished.output
+    if program.gives_up:
+        assert any(words in finished.output.lower() for words in ("context", "too long")), finished.output
     assert all(each["n_ctx"] == SMALL for each in refused())  # none: it knows the context, and sends nothing
