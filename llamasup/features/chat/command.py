@@ -15,7 +15,7 @@ from llamasup.errors import LlamasupError, ModelMissing, NotRunning, UsageInvali
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.cli.served_model import ServedModel
+    from llamasup.core.control.served_model import ServedModel
     from llamasup.features.chat.conversation import Conversation
     from llamasup.features.chat.stream import Client
 
@@ -163,13 +163,13 @@ async def _server(
     model: str | None, arguments: Sequence[str], *, url: str | None, pid: int | None, key: str | None
 ) -> AsyncIterator[ServedModel]:
     """Yield the model of a running llamasup, or of a new one that runs until the block ends."""
-    from llamasup.cli.served_model import ModelNotServed, served_model
     from llamasup.cli.started_server import started_server
+    from llamasup.core.control.served_model import ModelNotServed, served_model
 
     is_given = url is not None or pid is not None
     if not arguments:
         try:
-            found = served_model(model, url=url, pid=pid, key=key)
+            found = _running(model, url, pid, key)
         except NotRunning as error:
             if is_given or model is None:
                 if not is_given:
@@ -190,7 +190,22 @@ async def _server(
         )
     # One slot has the whole context. Its keys come from the environment.
     async with started_server(model, ("--parallel", "1", *arguments)) as started:
-        yield served_model(None, url=started, pid=None, key=key)
+        yield served_model(started, None, key)
+
+
+def _running(model: str | None, url: str | None, pid: int | None, key: str | None) -> ServedModel:
+    """Return the model of a running llamasup: the named one, the only one, or the only loaded one."""
+    from llamasup.cli.target import find_target
+    from llamasup.core.control.client import ControlClient
+    from llamasup.core.control.served_model import served_model
+
+    address = find_target(url=url, pid=pid, api_key_file=None)
+    if address.socket is None:
+        return served_model(address.url, model, key)
+    with ControlClient(address) as control:
+        status = control.status()
+    loaded = [str(entry["id"]) for entry in status["models"] if entry["state"] == "ready"]
+    return served_model(str(status["url"]), model, key, loaded=loaded)
 
 
 def _is_startable(model: str) -> bool:

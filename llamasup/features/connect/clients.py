@@ -101,6 +101,9 @@ def _claude_code(to: Connection) -> Settings:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # Its tool Workflow has a string of at most 524,288 letters. b10068 makes no grammar of that, and
+        # answers 400; b10434 does.
+        "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
         "API_TIMEOUT_MS": str(_PATIENCE_MS),
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_PATIENCE_MS),
     }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,16 +12,16 @@ from llamasup.core.auth.key_source import environment_keys
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.control.discovery import discover
 from llamasup.core.control.selection import select_running
+from llamasup.core.control.served_model import served_model
 from llamasup.core.http.errors import error_from
 from llamasup.core.system.process.run_folder import run_folders
 from llamasup.core.system.process.sweep import recorded_children
 from llamasup.core.system.storage.folders import read_bounded
-from llamasup.errors import ConfigInvalid, NotRunning, UsageInvalid
+from llamasup.errors import ConfigInvalid, NotRunning
 from llamasup.features.connect.check import PATHS, Reply, request_body
 from llamasup.features.connect.clients import Client, Connection
 
 _MAX_KEY_BYTES = 4096
-_MAX_LISTED = 10
 _CHECK_TIMEOUT_S = 600.0  # a request may wait for a load and for other requests
 
 
@@ -49,35 +47,8 @@ def key_from(path: Path | None) -> str:
 
 def connection_to(url: str, model: str | None, key: str) -> Connection:
     """Read the models at ``url`` as the client. Raises NotRunning, NotAllowed and UsageInvalid."""
-    url = url.rstrip("/").removesuffix("/v1")
-    with ControlClient(ControlAddress(url=url, api_key=key or None)) as server:
-        entries = {str(entry["id"]): entry for entry in server.models()}
-        names = {str(name): id_ for id_, entry in entries.items() for name in entry.get("aliases") or ()}
-    if model is None:
-        if len(entries) != 1:
-            raise UsageInvalid(
-                f"{len(entries)} models are served at {url}.",
-                remedy=f"Choose one with --model: {_listed(list(entries))}.",
-            )
-        (model,) = entries
-    entry = entries.get(model) or entries.get(names.get(model, ""))
-    if entry is None:
-        raise UsageInvalid(
-            f"The model {model!r} is not served at {url}.",
-            remedy=f"Choose one of {_listed(list(entries))}.",
-        )
-    return Connection(url, model, key, _context(entry))
-
-
-def _context(entry: Mapping[str, Any]) -> int | None:
-    own, meta = entry.get("llamasup") or {}, entry.get("meta") or {}
-    found = own.get("context") or meta.get("n_ctx") or meta.get("n_ctx_train")
-    return found if isinstance(found, int) else None
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_LISTED
-    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+    served = served_model(url, model, key, option="--model")
+    return Connection(served.url, served.name, key, served.context)
 
 
 def running_with(model: str | None) -> str | None:

@@ -82,8 +82,6 @@ PROGRAMS = (
             "IS_SANDBOX": "1",  # else it refuses to skip its permissions as root
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            # Some builds of llama-server make no grammar of the bound in the schema of its tool Workflow.
-            "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
         },
     ),
     Program(

@@ -1,4 +1,4 @@
-"""Finds a served model: the address of a running llamasup for clients, and a model there."""
+"""A model as a client of a running llamasup reaches it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.cli.target import find_target
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.errors import UsageInvalid
 
@@ -28,29 +27,24 @@ class ServedModel(Struct, frozen=True):
     """The names of the other models at ``url``."""
 
 
-def served_model(name: str | None, *, url: str | None, pid: int | None, key: str | None) -> ServedModel:
-    """Return the model ``name``, or the only one, or the only loaded one, of a running llamasup.
+def served_model(
+    url: str, name: str | None, key: str | None, *, loaded: Sequence[str] = (), option: str = ""
+) -> ServedModel:
+    """Return the model ``name``, or the only one, or the only one of ``loaded``, at ``url``.
 
-    ``key`` is that of the client. Raises NotRunning, ModelNotServed, UsageInvalid if none is named and
-    several are served, and what ``ControlClient`` raises.
+    ``key`` is that of the client. ``option`` is the one that chooses a model, for the remedy. Raises
+    ModelNotServed, UsageInvalid if no model is named and several are served, and what ``ControlClient``
+    raises.
     """
-    address = find_target(pid=pid, url=url, api_key_file=None)
-    loaded: Sequence[str] = ()
-    if address.socket is None:
-        url = address.url
-    else:
-        with ControlClient(address) as control:
-            status = control.status()
-            url = str(status["url"])
-            loaded = [str(model["id"]) for model in status["models"] if model["state"] == "ready"]
     url = url.rstrip("/").removesuffix("/v1")
     with ControlClient(ControlAddress(url=url, api_key=key or None)) as server:
         entries = {str(entry["id"]): entry for entry in server.models()}
     if name is None:
         name = _only(list(entries)) or _only([id_ for id_ in loaded if id_ in entries])
         if name is None:
+            choice = f"Choose one with {option}" if option else "Choose one"
             raise UsageInvalid(
-                f"{len(entries)} models are served at {url}.", remedy=f"Choose one: {_listed(list(entries))}."
+                f"{len(entries)} models are served at {url}.", remedy=f"{choice}: {_listed(list(entries))}."
             )
     by_alias = {str(alias): entry for entry in entries.values() for alias in entry.get("aliases") or ()}
     entry = entries.get(name) or by_alias.get(name)
