@@ -31,7 +31,7 @@ _CORE: Final = (
     _core("list", "List the models on this machine by name.", "models"),
     _core("status", "Show the state of a running llamasup and its models.", "control"),
     _core("top", "Show the models and the requests of a running llamasup, live."),
-    _core("ps", "List the models of a running llamasup, or of all if several run.", "control"),
+    _core("ps", "List the models of each running llamasup.", "control"),
     _core("why", "Explain why a model is in its state, and what would change it.", "control"),
     _core("load", "Load a model, and wait until it is ready.", "control"),
     _core("unload", "Unload a model, and wait until its memory is free.", "control"),

@@ -41,7 +41,7 @@ REACH: Final = (
     Reach("its own files and batches: `/v1/files`", "GET", "/v1/files", _MODELS | {"local user"}),
     Reach("the models as another node sees them", "GET", "/v1/models", frozenset({"node"}), as_node=True),
     Reach("requests of all clients: `requests`", "GET", "/llamasup/v1/requests", _CONTROL),
-    Reach("what llamasup has said: `logs`", "GET", "/llamasup/v1/logs", _CONTROL),
+    Reach("the log of llamasup: `logs`", "GET", "/llamasup/v1/logs", _CONTROL),
     Reach("logs of llama-server: `models/{id}/logs`", "GET", "/llamasup/v1/models/tiny/logs", _CONTROL),
     Reach("the config: `config`", "GET", "/llamasup/v1/config", _CONTROL),
     Reach("a change of the config", "PUT", "/llamasup/v1/config", _CONTROL, {"text": "", "version": "old"}),

@@ -46,8 +46,8 @@ Template = Annotated[
     option(
         "--template",
         "FILE",
-        "The lines are prompts: strings, or objects with fields. FILE has the JSON body of the "
-        "requests, in which $prompt or $FIELD stand for them; `default` sends the prompt alone.",
+        "The lines are prompts: strings, or objects with fields. FILE has the JSON body of each request. "
+        "The line replaces $prompt in it, or a field replaces $FIELD. `default` sends only the prompt.",
     ),
 ]
 Endpoint = Annotated[str, option("--endpoint", "PATH", "The path for the requests of --template.")]

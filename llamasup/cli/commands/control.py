@@ -58,7 +58,7 @@ Lines = Annotated[
 @takes_groups
 @guarded
 def ps(view: View, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
-    """List the models of a running llamasup, or of all if several run.
+    """List the models of each running llamasup.
 
     The table shows state, size, device, slots and restarts.
     """

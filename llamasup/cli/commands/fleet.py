@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 commands = command_set("fleet", "Deploy models on a Ray cluster.\n\nThe commands need the extra `fleet`.")
 
 File = Annotated[Path | None, argument("[CONFIG]", "The config. Default: as for `llamasup serve`.")]
-Timeout = Annotated[float, option("--timeout", "SECONDS", "How long to wait. Ray continues then.", min=0)]
+Timeout = Annotated[
+    float, option("--timeout", "SECONDS", "How long to wait. Ray continues after this time.", min=0)
+]
 TimeoutOfEnd = Annotated[
     float | None,
     option(
         "--timeout",
         "SECONDS",
-        "How long to wait. Ray continues then. Default: a little longer than `fleet.drain_timeout`.",
+        "How long to wait. Ray continues after this time. "
+        "Default: a little longer than `fleet.drain_timeout`.",
         min=0,
     ),
 ]

@@ -55,8 +55,8 @@ Rights = Annotated[
     option(
         "--rights",
         "inference|control|node,…",
-        "Whether the key may use the models, the control API, or both; inference,node: for another "
-        "llamasup that names this one as a node.",
+        "What the key may use: the models (inference), the control API, or both. inference,node is for a "
+        "llamasup that has this one in its peers.",
         read=one_of(
             *("inference", "control", "inference,control", "control,inference"),
             *("inference,node", "inference,control,node"),

@@ -41,8 +41,8 @@ _STYLES = {"heading": "bold", "chosen": "reverse", "dim": "dim", "warning": "yel
 def top(view: View, client: ControlClient, *, json: o.Json = False) -> None:
     """Show the models and the requests of a running llamasup, live.
 
-    Keys choose a request, sort, cancel, and open the log of a model. Without a terminal, the command prints
-    the tables once.
+    Use the keyboard to choose a request, sort, cancel, and open the log of a model. Without a terminal, the
+    command prints the tables once.
     """
     if json:
         write_json(client.requests(ended=ENDED))

@@ -116,7 +116,7 @@ SERVING = Group(
             many(
                 "--trusted-proxy",
                 "ADDRESS",
-                "Take the client from X-Forwarded-For of this reverse proxy: an address, a network, or unix.",
+                "Name clients by X-Forwarded-For of this reverse proxy: an address, a network, or unix.",
                 field="trusted_proxies",
                 read=of_kind(ProxyAddress()),
             ),

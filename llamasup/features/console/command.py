@@ -27,7 +27,7 @@ def ui(view: View, client: ControlClient, *, print_: Print = False) -> None:
     """Open the web console of a running llamasup.
 
     The browser opens a private file, which signs it in within 60 seconds. A browser from a snap or a flatpak
-    may not read this file: open the address of --print in it.
+    often cannot read this file. Open the address that --print prints in such a browser.
     """
     token = client.console_token()
     # Of another machine, only the given URL is known to be reachable from here.

@@ -29,7 +29,10 @@ commands = command_set()
 _PURPOSES = ("latency", "throughput", "memory")
 _LONGEST_MIN = 24 * 60
 
-For = Annotated[str | None, option("--for", "|".join(_PURPOSES), "What to improve. Default: as the profile.")]
+For = Annotated[
+    str | None,
+    option("--for", "|".join(_PURPOSES), "What to improve. Default: what the profile optimizes for."),
+]
 Minutes = Annotated[float, option("--minutes", "N", "How long to measure at most.")]
 AllowLossy = Annotated[bool, flag("--allow-lossy", "Also take changes that alter answers noticeably.")]
 AccessLog = Annotated[

@@ -40,7 +40,7 @@ def upgrade(
     """Move to another build of llama.cpp once it is proven.
 
     The new build answers 100 requests while the running build serves, and is compared with it. Then all
-    models get it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
+    models get it, one after the other. If crashes rise within an hour, llamasup returns to the old build.
     """
     if runtime is None:
         if dry_run:
