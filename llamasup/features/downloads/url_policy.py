@@ -46,7 +46,7 @@ class UrlPolicy(Struct, frozen=True):
         raise DownloadRefused(
             f"{shown_url(url)} is refused: plain http does not protect the download from changes.",
             remedy="Use https, or allow http: llamasup pull --allow-http URL "
-            "(in a config: downloads.allow_http).",
+            "(in a config: downloads.private_addresses).",
         )
 
     def is_endpoint(self, url: str) -> bool:
