@@ -55,7 +55,7 @@ def bounded(make_rig: MakeRig) -> Rig:
     return make_rig(ProxyConfig(limits=BOUNDS))
 
 
-@pytest.mark.check("X8", "429 client_bodies_limit above 128 MiB")
+@pytest.mark.check("X8", "429 client_bodies_limit above two of the largest bodies")
 def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
     first = send_part(bounded, 90 * KIB)
     client = bounded.send(post(CHAT, b"x" * (100 * KIB))[:-1])
@@ -69,7 +69,7 @@ def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
     eventually(lambda: held_bytes(bounded) == 0)
 
 
-@pytest.mark.check("X8", "503 bodies_limit above 256 MiB")
+@pytest.mark.check("X8", "503 bodies_limit above four of the largest bodies")
 def test_all_bodies_have_a_limit_that_excludes_small_ones(bounded: Rig) -> None:
     clients = [
         send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)
