@@ -6,6 +6,6 @@ run(
     "scripts.pictures",
     {
         "console": "the console in a browser, for docs/console.md",
-        "terminal": "llamasup run demo in a terminal, for README.md",
+        "terminal": "run, chat and launch in a terminal, for README.md and docs",
     },
 )

@@ -1,10 +1,12 @@
-"""Runs `llamasup run demo` in a pseudo-terminal and draws what it printed into docs/images/run.svg.
+"""Runs commands in a pseudo-terminal and draws what they printed into docs/images/NAME.svg.
 
-    python -m scripts.pictures terminal
+    python -m scripts.pictures terminal [run] [chat] [launch]
 
-While the model serves, the script makes llama-server crash (SIGSEGV), so that the picture shows the diagnosis
-and the restart. Then it presses Ctrl-C. All of it is real output, except for the line with the prompt. The
-paths are those of this machine: PATH chooses the llama-server, and HOME the folder of the cache.
+``run``: while the demo serves, the script makes llama-server crash (SIGSEGV), so that the picture shows the
+diagnosis and the restart. Then it presses Ctrl-C. ``chat``: two questions to the demo, and a command.
+``launch``: Claude Code (on PATH) does a task with the model of tests/kit/scripted.py, whose answers are a
+script. All of it is real output, except for the line with the prompt. PATH chooses the llama-server, and HOME
+the folder of the cache.
 """
 
 from __future__ import annotations
@@ -15,86 +17,74 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
 from fcntl import ioctl
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
+
+import pyte
 
 from scripts.pages import ROOT
+from tests.kit.scripted import Call, scripted
 
-PICTURE = ROOT / "docs" / "images" / "run.svg"
+IMAGES = ROOT / "docs" / "images"
 COMMAND = ("llamasup", "run", "demo")
+CHAT = ("llamasup", "chat", "demo")
+TASK = "Read notes.txt, and write its answer into answer.txt."
+LAUNCH = ("llamasup", "launch", "claude", "agent.gguf", "--", "--dangerously-skip-permissions", "-p", TASK)
+ANSWER = "The answer is in answer.txt: 42."
 
-COLUMNS = 120
+COLUMNS, ROWS = 120, 60
 TIMEOUT_S = 60.0  # for each step of the run
 SILENCE_S = 1.0  # the line that shows what is going on changes ten times a second
 CHAR_WIDTH, LINE_HEIGHT, FONT_SIZE, MARGIN = 8.4, 20, 14, 16
 BACKGROUND, FOREGROUND, PROMPT = "#1b1f24", "#e6edf3", "#7ee787"
-COLOURS = ("#6e7681", "#ff7b72", "#7ee787", "#e3b341", "#79c0ff", "#d2a8ff", "#76e3ea", FOREGROUND)
+COLOURS = {
+    "black": "#6e7681",
+    "red": "#ff7b72",
+    "green": "#7ee787",
+    "brown": "#e3b341",
+    "blue": "#79c0ff",
+    "magenta": "#d2a8ff",
+    "cyan": "#76e3ea",
+    "brightblack": "#6e7681",
+}
 
-# A control sequence, a line feed with or without a carriage return, a carriage return, or text.
-_PIECES = re.compile(r"\x1b\[(?P<arguments>[\d;?]*)(?P<control>[A-Za-z])|\r?\n|\r|[^\x1b\r\n]+|\x1b.")
+Lines = Sequence[Sequence[tuple[str, str]]]
+"""The lines of a terminal: (character, colour or "") for each cell."""
 
 
-@dataclass(slots=True)
-class Screen:
-    """The lines that a terminal shows after ``write``: (character, colour or "") for each cell."""
-
-    columns: int
-    lines: list[list[tuple[str, str]]] = field(default_factory=lambda: [[]])
-    _column: int = 0
-    _colour: str = ""
-
-    def write(self, text: str) -> None:
-        for piece in _PIECES.finditer(text):
-            control, arguments = piece["control"], piece["arguments"]
-            if control == "K":
-                self.lines[-1] = [] if arguments == "2" else self.lines[-1][: self._column]
-            elif control == "m":
-                self._set_colour(arguments)
-            elif control is None and piece[0].endswith("\n"):
-                self._next_line()
-            elif piece[0] == "\r":
-                self._column = 0
-            elif control is None and not piece[0].startswith("\x1b"):
-                self._put(piece[0])
-
-    def _put(self, text: str) -> None:
-        for character in text:
-            if self._column == self.columns:
-                self._next_line()
-            line = self.lines[-1]
-            line += [(" ", "")] * (self._column + 1 - len(line))
-            line[self._column] = character, self._colour
-            self._column += 1
-
-    def _next_line(self) -> None:
-        self.lines.append([])
-        self._column = 0
-
-    def _set_colour(self, arguments: str) -> None:
-        for code in map(int, filter(None, arguments.split(";") if arguments else ["0"])):
-            if code in (0, 39):
-                self._colour = ""
-            elif code // 10 in (3, 9) and code % 10 < len(COLOURS):
-                self._colour = COLOURS[code % 10]
+def lines_of(output: str) -> Lines:
+    """What a terminal shows after ``output``."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    pyte.Stream(screen).feed(re.sub(r"\x1b\[[<>=][\d;]*u", "", output))  # modes of the keyboard
+    lines = [
+        [(cell.data, COLOURS.get(cell.fg, "")) for cell in (screen.buffer[row][at] for at in range(COLUMNS))]
+        for row in range(ROWS)
+    ]
+    used = max(row for row, text in enumerate(screen.display) if text.strip()) + 1
+    return lines[:used]
 
 
 class Run:
     """A command in a pseudo-terminal of ``COLUMNS`` columns."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> None:
         self.pid, self._fd = pty.fork()
         if not self.pid:
-            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm-256color"})  # noqa: S606
-        ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+            terminal = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+            os.execvpe(command[0], command, {**os.environ, **terminal, **env})  # noqa: S606
+        ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self._bytes = b""
 
     def read_until(self, holds: Callable[[], bool]) -> None:
@@ -134,7 +124,50 @@ class Run:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def recorded() -> str:
+def chat() -> str:
+    """The output of a chat with the demo."""
+    run = Run(CHAT)
+    shows = lambda text: lambda: run.output.count(text) > 0  # noqa: E731
+    try:
+        run.read_until(shows(">>>"))
+        for said, answered in (
+            ("Hello!\r", " tok/s"),
+            ("/system You tell short stories.\r", "The system prompt applies"),
+            ("Tell me a story about a fox.\r", "prompt tokens cached"),
+        ):
+            run.press(said.encode())
+            run.read_until(shows(answered))
+        run.press(b"\x04")
+        run.read_to_end()
+        time.sleep(SILENCE_S)  # the process ends just after its terminal is closed
+    finally:
+        code = run.end()
+    if code:
+        raise SystemExit(f"exit code {code}:\n{run.output}")
+    return run.output
+
+
+def launch() -> str:
+    """The output of Claude Code, which does a task with a model that llamasup starts for it."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        calls = (
+            Call("Read", {"file_path": f"{folder}/notes.txt"}),
+            Call("Write", {"file_path": f"{folder}/answer.txt", "content": "42\n"}),
+        )
+        Path("agent.gguf").write_bytes(scripted(calls, ANSWER))
+        Path("notes.txt").write_text("The question is 6 x 7.\n")
+        run = Run(LAUNCH, {"IS_SANDBOX": "1"})  # else Claude Code refuses to skip its permissions as root
+        try:
+            run.read_to_end()
+            time.sleep(SILENCE_S)
+        finally:
+            code = run.end()
+        if code or Path("answer.txt").read_text() != "42\n":
+            raise SystemExit(f"exit code {code}:\n{run.output}")
+    return run.output
+
+
+def crash() -> str:
     """The output of a run whose llama-server crashes once."""
     run = Run(COMMAND)
     try:
@@ -160,7 +193,7 @@ def _served_by(pid: int) -> int:
     return next((int(model["pid"]) for model in models if model["state"] == "ready"), 0)
 
 
-def svg(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
+def svg(lines: Lines, title: str) -> str:
     """A picture of ``lines``. ``textLength`` keeps the columns whatever the font of the viewer is."""
     width = 2 * MARGIN + CHAR_WIDTH * max(map(len, lines))
     height = 2 * MARGIN + LINE_HEIGHT * len(lines)
@@ -168,7 +201,7 @@ def svg(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
         f' height="{height:g}" font-family="ui-monospace, Menlo, Consolas, monospace"'
         f' font-size="{FONT_SIZE}" fill="{FOREGROUND}">',
-        f"<title>{escape(' '.join(COMMAND))} in a terminal</title>",
+        f"<title>{escape(title)} in a terminal</title>",
         f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
     ]
     for number, line in enumerate(lines, 1):
@@ -197,19 +230,24 @@ def _spans(line: Sequence[tuple[str, str]]) -> Iterator[tuple[int, str, str]]:
         start = end
 
 
+PICTURES: Mapping[str, tuple[Sequence[str], Callable[[], str]]] = {
+    "run": (COMMAND, crash),
+    "chat": (CHAT, chat),
+    "launch": (LAUNCH, launch),
+}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, default=PICTURE)
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], default=list(PICTURES))
+    parser.add_argument("--folder", type=Path, default=IMAGES)
 
 
 def main(options: argparse.Namespace) -> int:
     if shutil.which(COMMAND[0]) is None:
         raise SystemExit(f"{COMMAND[0]} is not on PATH: put .venv/bin first on it")
-    screen = Screen(COLUMNS)
-    screen.write(recorded())
-    while not screen.lines[-1]:
-        screen.lines.pop()
-    prompt = [("$", PROMPT), *((character, "") for character in f" {' '.join(COMMAND)}")]
-    output: Path = options.output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(svg([prompt, *screen.lines]), "utf-8")
+    for name in options.names:
+        command, recorded = PICTURES[name]
+        words = shlex.join(command)
+        prompt = [("$", PROMPT), *((character, "") for character in f" {words}")]
+        (options.folder / f"{name}.svg").write_text(svg([prompt, *lines_of(recorded())], words), "utf-8")
     return 0
