@@ -63,10 +63,6 @@ class Conversation:
         self.images: list[Mapping[str, Any]] = []
         self._messages: list[Mapping[str, Any]] = []
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._messages
-
     def add_message(self, text: str) -> None:
         """Add a message of the user, with the attached images. It replaces one without an answer."""
         if self._messages and self._messages[-1]["role"] == "user":

@@ -34,7 +34,7 @@ def request_body(api: Api, model: str) -> dict[str, Any]:
         case "responses":
             tool = {"type": "function", **function}
             return {**common, "max_output_tokens": 64, "input": messages, "tools": [tool]}
-        case "chat":
+        case _:  # "chat"
             tools = [{"type": "function", "function": function}]
             options = {"include_usage": True}
             return {

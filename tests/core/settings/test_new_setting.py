@@ -183,7 +183,7 @@ def test_new_setting_is_an_argument_in_python(copy: Path) -> None:
 
 
 def test_new_setting_is_in_the_documentation(copy: Path) -> None:
-    table = (copy / "docs" / "configuration.md").read_text()
-    (row,) = [line for line in table.splitlines() if line.startswith("| `warmth` |")]
+    page = (copy / "docs" / "configuration.md").read_text()
+    (row,) = [entry for entry in page.split("\n- ") if entry.startswith("`warmth`:")]
     assert "How warm it is." in row
     assert "lukewarm" in row

@@ -91,6 +91,17 @@ def test_end_of_arguments_of_a_newer_build_is_the_end_of_the_input() -> None:
     assert found["name"] == "get_weather"
 
 
+def test_end_of_the_input_has_the_place_of_its_item_and_needs_no_id() -> None:
+    (item,) = [event for event in events(CALLS[1]) if event["type"] == "response.output_item.done"]
+    without_id = {name: value for name, value in item["item"].items() if name != "id"}
+    done, _ = read(translated(streamed([{**item, "item": without_id, "output_index": 3}])))
+    assert done == {"type": "response.custom_tool_call_input.done", "input": PATCH, "output_index": 3}
+
+
+def test_line_feed_of_a_model_beside_an_escape_is_read() -> None:
+    assert InputText().add('{"input": "a\n\\tb') == "a\n\tb"  # JSON has no line feed in a string
+
+
 @given(st.lists(st.integers(0, len(STREAM))))
 def test_pieces_of_a_stream_make_no_difference(cuts: list[int]) -> None:
     assert translated(STREAM, cuts) == translated(STREAM)
