@@ -30,8 +30,8 @@ def runtime_for(model: Path, runtime: str | None) -> Runtime:
     words = ["plan", str(model), "--json", *(["--runtime", runtime] if runtime else [])]
     found = json.loads(subprocess.check_output([*LLAMASUP, *words]))["runtime"]
     if found["kind"] == "embedded":
-        return Runtime(f"The embedded runtime, {found['version']}", "embedded")
-    return Runtime(f"llama-server, {found['version']}", found["path"])
+        return Runtime(f"embedded {found['version'].partition(' ')[0]}", "embedded")
+    return Runtime(f"llama-server {found['version']}", found["path"])
 
 
 def machine() -> str:

@@ -390,7 +390,7 @@ def measure(args: argparse.Namespace, targets: list[Target], core: int | None) -
 RUN, QUIET, BEFORE_RUN, BEFORE_QUIET = "run", "run, quiet", "before: run", "before: quiet"
 FRONT, FRONT_TLS = "front of a node", "front of a node over TLS"
 STREAMED = ("direct", "nginx", RUN)  # the targets of the many streams
-# Row, title, digits.
+# Row, title, digits. `--json` has more rows.
 ROWS = (
     ("us_saturated", f"CPU per request, saturated, {CONNECTIONS} connections, µs", 1),
     ("us_at_rate", f"CPU per request, {RATE_PER_S:,} requests/s, µs", 1),
@@ -401,11 +401,8 @@ ROWS = (
     ("lost", "many streams: lost", 0),
     ("out_of_order", "many streams: out of order", 0),
     ("late", "many streams: later than 50 ms", 0),
-    ("delay_median_ms", "many streams: delay, median, ms", 2),
     ("delay_p999_ms", "many streams: delay, p99.9, ms", 1),
-    ("delay_max_ms", "many streams: delay, longest, ms", 1),
     ("rss_mb", "many streams: RSS above idle, MB", 1),
-    ("core_share", "many streams: share of a core", 2),
 )
 # What is compared: measured target, row, target to compare with, limit.
 RATIOS = (
@@ -421,9 +418,6 @@ RATIOS = (
     (FRONT, "us_per_chunk", "nginx", 1.15),
     (FRONT_TLS, "us_at_rate", RUN, None),
     (FRONT_TLS, "us_per_chunk", RUN, None),
-    (RUN, "us_saturated", "bare relay", None),
-    (QUIET, "us_saturated", "bare relay", None),
-    ("bare relay", "us_saturated", "nginx", None),
     (RUN, "us_saturated", "llama-swap", 0.5),
     (RUN, "us_saturated", BEFORE_RUN, None),
     (QUIET, "us_saturated", BEFORE_QUIET, None),

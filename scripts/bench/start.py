@@ -30,7 +30,7 @@ from typing import Any
 from unittest import mock
 
 from scripts.menu import publish
-from scripts.pages import ROOT, deciles_table
+from scripts.pages import ROOT, deciles_table, side_by_side
 from scripts.processes import seconds_to_ready, until_ready
 
 PAGE = "performance.md"
@@ -59,22 +59,25 @@ def _measure(options: argparse.Namespace, checkouts: dict[str, Path]) -> None:
     here = checkouts[""]
     texts = [f"{options.runs} runs, milliseconds, {platform.machine()}, {os.cpu_count()} CPUs."]
     measured: dict[str, Any] = {}
-    shares: dict[str, float] = {}
+    medians: dict[str, dict[str, float]] = {}
     for runtime in options.runtime or [None]:
         common = [options.model, *(["--runtime", runtime] if runtime else [])]
         plan = json.loads(_llamasup(here, "plan", *common, "--json"))
         title = f"{plan['runtime']['kind']} {plan['runtime']['version']}"
         rounds = _measure_starts(checkouts, common, plan, options.runs)
         measured[title] = rounds
-        shares[title] = statistics.median(each["llamasup's share"] for each in rounds)
-        texts.append(f"`run` with {title}:\n\n{deciles_table(_by_name(rounds))}")
+        medians[title] = {name: statistics.median(values) for name, values in _by_name(rounds).items()}
+    shown = {
+        title: {name: f"{took_ms:.0f}" for name, took_ms in each.items()} for title, each in medians.items()
+    }
+    texts.append(f"Medians of `run`:\n\n{side_by_side(shown)}")
     with _serving(here, options.model):  # for ps
         measured["commands"] = rounds = _measure_commands(checkouts, options.runs)
     texts.append(f"Commands, from exec to the end:\n\n{deciles_table(_by_name(rounds))}")
     text = "\n\n".join(texts)
     publish(options, text)
-    for title, share in shares.items():
-        print(_verdict(f"beside the server's own start ({title})", share, MAX_SHARE_MS))
+    for title, each in medians.items():
+        print(_verdict(f"without the server's own start ({title})", each["llamasup's share"], MAX_SHARE_MS))
     for command, limit_ms in COMMANDS.items():
         print(_verdict(command, statistics.median(each[command] for each in rounds), limit_ms))
     if options.json:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
             cases = [case for case in CASES if args.only in case.name and not (args.quick and case.slow)]
             outcomes[name] = dict(matrix(testbed, cases, verdict))
             figures[name] = {} if args.only else single_figures(testbed, args.quick, verdict)
-    head = f"{machine()}, {time.strftime('%Y-%m-%d')}. {'; '.join(outcomes)}."
+    head = f"{machine()}, {time.strftime('%Y-%m-%d')}."
     publish(args, "\n\n".join((head, table(list(outcomes.values())), side_by_side(figures))))
     for violation in verdict.broken:
         print(f"BROKEN: {violation}", file=sys.stderr)
@@ -120,16 +120,18 @@ def matrix(
 
 
 def table(runtimes: Sequence[Mapping[str, Outcome | str]]) -> str:
-    """A row for each fault. A cell has the values of all runtimes, once if they are equal."""
+    """A row for each fault, with the longest times of all runtimes."""
     lines = [
         "| Fault | Clients saw | Noticed after | Serves again after | Left behind |",
         "|---|---|---:|---:|---|",
     ]
     for name in runtimes[0]:
         found = [outcomes[name] for outcomes in runtimes if name in outcomes]
-        rows = [(outcome, "", "", "") if isinstance(outcome, str) else row(outcome) for outcome in found]
-        cells = (" · ".join(dict.fromkeys(column)) for column in zip(*rows, strict=True))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        failed = [outcome for outcome in found if isinstance(outcome, str)]
+        measured = [outcome for outcome in found if not isinstance(outcome, str)]
+        cells = row(*measured) if measured else ("", "", "", "")
+        seen = " · ".join(dict.fromkeys([*failed, *([cells[0]] if measured else [])]))
+        lines.append(f"| {name} | {' | '.join((seen, *cells[1:]))} |")
     return "\n".join(lines)
 
 
@@ -145,15 +147,28 @@ def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
         verdict.expect(outcome.count(Ending.CUT) == 0, f"cut without an error event: {detail}")
 
 
-def row(outcome: Outcome) -> tuple[str, str, str, str]:
-    endings = "; ".join(
-        f"{outcome.count(ending)} {ending.value}" for ending in Ending if outcome.count(ending)
-    )
-    if outcome.gone_s is not None:
-        left = f"nothing after {shown(outcome.gone_s)}"
+def row(*outcomes: Outcome) -> tuple[str, str, str, str]:
+    """The cells of a fault: what clients saw, the longest times, and what was left."""
+    gone_s = longest(outcome.gone_s for outcome in outcomes)
+    if gone_s is not None:
+        left = f"nothing after {shown(gone_s)}"
     else:
-        left = ", ".join(outcome.left) or "nothing"
-    return endings, shown(outcome.detected_s), shown(outcome.serves_s), left
+        left = ", ".join(dict.fromkeys(name for outcome in outcomes for name in outcome.left)) or "nothing"
+    return (
+        " · ".join(dict.fromkeys(map(endings, outcomes))),
+        shown(longest(outcome.detected_s for outcome in outcomes)),
+        shown(longest(outcome.serves_s for outcome in outcomes)),
+        left,
+    )
+
+
+def endings(outcome: Outcome) -> str:
+    counts = {ending: outcome.count(ending) for ending in Ending}
+    return "; ".join(f"{count} {ending.value}" for ending, count in counts.items() if count)
+
+
+def longest(times_s: Iterable[float | None]) -> float | None:
+    return max((time_s for time_s in times_s if time_s is not None), default=None)
 
 
 def shown(seconds: float | None) -> str:
@@ -211,7 +226,9 @@ def cycles(testbed: FaultTestbed, services: int, crashes: int, verdict: Verdict)
 def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str) -> int:
     usages = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
     before, after = usages[0], usages[-1]
-    changes = [f"{getattr(before, name)} → {getattr(after, name)} {name}" for name in COUNTED]
+    counts = {name: (getattr(before, name), getattr(after, name)) for name in COUNTED}
+    changes = [f"{old} → {new} {name}" for name, (old, new) in counts.items() if old != new]
+    changes = changes or [f"no more {', '.join(COUNTED[:-1])} or {COUNTED[-1]}"]
     changes.append(f"{before.rss_bytes / 1e6:.1f} → {after.rss_bytes / 1e6:.1f} MB")
     growth = leaked_resources(usages)
     print(f"{after.cycles - before.cycles:,} crash cycles (S18): {', '.join([*changes, *growth])}")

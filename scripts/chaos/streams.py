@@ -35,7 +35,7 @@ def summary(by_path: dict[str, Outcomes]) -> dict[str, str]:
     return {
         "APIs": f"{len(by_path)}",
         "kills": f"{sum(counts.values())}",
-        **{name: f"{count}" for name, count in counts.items()},
+        **{name: f"{count}" for name, count in counts.items() if count or not name.startswith("finished")},
         "median pause, by API": f"{medians[0]:.0f} to {medians[-1]:.0f} ms",
         "longest pause": f"{max(outcomes.pauses_ms[1] for outcomes in found):.0f} ms",
     }

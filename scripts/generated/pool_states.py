@@ -37,6 +37,9 @@ PLACES: tuple[Place, ...] = (
     *(step for step in RolloutStep if step not in {RolloutStep.SIZING, RolloutStep.WAITING}),
     *(ModelState.UNLOADING, ModelState.FAILED, ModelState.REMOVED),
 )
+ENDS = {ModelState.ABSENT, ModelState.UNLOADING, ModelState.FAILED}
+FAILURES = {"disprove", "failed", "unload"}
+"""Steps that lead to ``ENDS`` from almost every state."""
 UNPROVEN = replace(SPECS[0], runtime="new", unproven=True)
 
 
@@ -135,7 +138,7 @@ def diagram() -> str:
     lines += ["    }"]
     drawn = edges()
     for before, after in sorted(drawn, key=lambda edge: (PLACES.index(edge[0]), PLACES.index(edge[1]))):
-        names = drawn[before, after] - {"remove", "stop"}
+        names = drawn[before, after] - (FAILURES if after in ENDS else set()) - {"remove", "stop"}
         if names:
             lines.append(f"    {name_of(before)} --> {name_of(after)}: {', '.join(sorted(names))}")
     return "\n".join([*lines, "```"])

@@ -8,7 +8,7 @@ from collections import defaultdict
 from llamasup import errors
 from llamasup.core.llama_server import diagnosis
 from llamasup.core.observability.prometheus import own_families
-from llamasup.core.proxy.exchange_states import MEANINGS, TRANSITIONS, State
+from llamasup.core.proxy.exchange_states import TRANSITIONS, State
 from scripts.pages import ROOT
 
 # A diagnosis that no line of the log gives: where it is made, its cause and its exit code are literals.
@@ -50,9 +50,8 @@ def metrics() -> str:
 
 
 def exchange_states() -> str:
-    """The states of an exchange: the diagram, and their meanings."""
+    """The diagram of the states of an exchange."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.CONNECTING.value}"]
     for before, following in TRANSITIONS.items():
         lines += [f"    {before.value} --> {after.value}: {why}" for after, why in following.items()]
-    rows = ["| State | |", "|---|---|", *(f"| {state.value} | {text} |" for state, text in MEANINGS.items())]
-    return "\n".join([*lines, "```", "", *rows])
+    return "\n".join([*lines, "```"])

@@ -14,11 +14,17 @@ from typing import Final
 
 class State(Enum):
     CONNECTING = "connecting"
+    """A connection to llama-server is taken or made, or work comes before it."""
     SENT = "sent"
+    """The request is being sent to llama-server, or was sent; the client has no byte of its answer."""
     HELD = "held"
+    """A stage holds the answer until its end, because the request may be sent a second time."""
     RELAYING = "relaying"
+    """The answer has begun, and its bytes pass as they arrive."""
     LOST = "lost"
+    """The connection to llama-server has closed; the reason is awaited (``cause_wait_s``)."""
     OVER = "over"
+    """The request is recorded, or waits in the queue again."""
 
 
 # Looking up a member of an Enum is a call of a Python function in Python 3.11.
@@ -28,17 +34,6 @@ HELD: Final = State.HELD
 RELAYING: Final = State.RELAYING
 LOST: Final = State.LOST
 OVER: Final = State.OVER
-
-MEANINGS: Final[Mapping[State, str]] = MappingProxyType(
-    {
-        CONNECTING: "a connection to llama-server is taken or made, or work comes before it",
-        SENT: "llama-server gets the request, or has it; the client has no byte of its answer",
-        HELD: "a stage holds the answer until its end, because the request may be sent a second time",
-        RELAYING: "the answer has begun, and its bytes pass as they arrive",
-        LOST: "the connection to llama-server has closed; the reason is awaited (`cause_wait_s`)",
-        OVER: "the request is recorded, or waits in the queue again",
-    }
-)
 
 TRANSITIONS: Final[Mapping[State, Mapping[State, str]]] = MappingProxyType(
     {

@@ -75,7 +75,6 @@ class Report:
             "longest wait of a client": f"{self.longest_wait_s:.1f} s",
             "changes and faults": f"{self.done.total():,}",
             "loads of a model": f"{self.events['loaded']:,}",
-            "seed": f"{self.seed}",
         }
 
     def table(self) -> Iterator[str]:
