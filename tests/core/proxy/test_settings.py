@@ -1,4 +1,4 @@
-"""The table in docs/proxy.md lists the limits."""
+"""docs/proxy.md lists the limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamasup.service.options import largest_body
 from tests.kit.paths import ROOT
 
 _DOCS = ROOT / "docs" / "proxy.md"
-_ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
+_ROW = re.compile(r"^- `(\w+)`: ([\d.]+(?: (?:KiB|MiB|s)\b)?)", re.MULTILINE)
 
 
 def _shown(name: str, value: float) -> str:
