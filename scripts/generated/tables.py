@@ -41,11 +41,11 @@ def causes() -> str:
 
 def metrics() -> str:
     """The metric families of /metrics."""
-    rows = ["| metric | labels | |", "|---|---|---|"]
+    rows = ["| metric | |", "|---|---|"]
     for family in own_families():
-        labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
+        labels = ",".join(family._labelnames)  # type: ignore[attr-defined]
         name = family.name + _METRIC_SUFFIXES.get(family.type, "")
-        rows.append(f"| `{name}` | {labels} | {family.documentation} |")
+        rows.append(f"| `{name}{{{labels}}}` | {family.documentation} |".replace("{}", ""))
     return "\n".join(rows)
 
 
