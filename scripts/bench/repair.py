@@ -17,7 +17,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +110,16 @@ def templates(runtime: str, folder: Path) -> str:
             for arguments, (as_is, repaired) in statuses(runtime, template, Path(home)).items():
                 before[arguments] += as_is == 200
                 after[arguments] += repaired == 200
-    alike: dict[tuple[int, int], list[str]] = {}
-    for text in before:
-        alike.setdefault((before[text], after[text]), []).append(f"`{json.dumps(text)}`")
-    lines = [
-        "| Arguments of the call | Templates that take the conversation | Repaired |",
-        "|---|---:|---:|",
-        *(
-            f"| {', '.join(texts)} | {as_is} of {len(files)} | {repaired} |"
-            for (as_is, repaired), texts in alike.items()
-        ),
-    ]
+    lines = ["| Arguments of the call | Templates that take the conversation | Repaired |", "|---|---:|---:|"]
+    for name, texts in (("valid", ['{"city": "Paris"}']), ("malformed", BAD_ARGUMENTS)):
+        counts = (spread_of([counted[text] for text in texts]) for counted in (before, after))
+        lines.append(f"| {name} | {' | '.join(f'{count} of {len(files)}' for count in counts)} |")
     return "\n".join(lines)
+
+
+def spread_of(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

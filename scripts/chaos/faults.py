@@ -122,14 +122,14 @@ def matrix(
 def table(runtimes: Sequence[Mapping[str, Outcome | str]]) -> str:
     """A row for each fault, with the longest times of all runtimes."""
     lines = [
-        "| Fault | Clients saw | Noticed after | Serves again after | Left behind |",
-        "|---|---|---:|---:|---|",
+        "| Fault | Clients saw | Noticed after | Serves again after |",
+        "|---|---|---:|---:|",
     ]
     for name in runtimes[0]:
         found = [outcomes[name] for outcomes in runtimes if name in outcomes]
         failed = [outcome for outcome in found if isinstance(outcome, str)]
         measured = [outcome for outcome in found if not isinstance(outcome, str)]
-        cells = row(*measured) if measured else ("", "", "", "")
+        cells = row(*measured) if measured else ("", "", "")
         seen = " · ".join(dict.fromkeys([*failed, *([cells[0]] if measured else [])]))
         lines.append(f"| {name} | {' | '.join((seen, *cells[1:]))} |")
     return "\n".join(lines)
@@ -147,18 +147,16 @@ def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
         verdict.expect(outcome.count(Ending.CUT) == 0, f"cut without an error event: {detail}")
 
 
-def row(*outcomes: Outcome) -> tuple[str, str, str, str]:
-    """The cells of a fault: what clients saw, the longest times, and what was left."""
+def row(*outcomes: Outcome) -> tuple[str, str, str]:
+    """The cells of a fault: what clients saw and what was left, and the longest times."""
     gone_s = longest(outcome.gone_s for outcome in outcomes)
-    if gone_s is not None:
-        left = f"nothing after {shown(gone_s)}"
-    else:
-        left = ", ".join(dict.fromkeys(name for outcome in outcomes for name in outcome.left)) or "nothing"
+    serves_s = longest(outcome.serves_s for outcome in outcomes)
+    left = dict.fromkeys(name for outcome in outcomes for name in outcome.left)
+    seen = " · ".join(dict.fromkeys(map(endings, outcomes)))
     return (
-        " · ".join(dict.fromkeys(map(endings, outcomes))),
+        f"{seen}; **left behind**: {', '.join(left)}" if left else seen,
         shown(longest(outcome.detected_s for outcome in outcomes)),
-        shown(longest(outcome.serves_s for outcome in outcomes)),
-        left,
+        shown(serves_s) if gone_s is None else f"gone after {shown(gone_s)}",
     )
 
 
