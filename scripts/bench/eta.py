@@ -220,8 +220,8 @@ def _surprises(events: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 def _table(loads: Sequence[Load]) -> str:
     rows = [
-        "| Disk | Earlier loads | Loads | Median time | Within 20 % | Median error | Unexplained |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| Disk | Earlier loads | Median time | Within 20 % | Median error | Unexplained |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     for kind, title in KINDS.items():
         for earlier, of in EARLIER.items():
@@ -230,7 +230,7 @@ def _table(loads: Sequence[Load]) -> str:
                 continue
             share = sum(load.is_good for load in found) / len(found)
             rows.append(
-                f"| {title} | {of} | {len(found)} "
+                f"| {title} | {of} "
                 f"| {statistics.median(load.took_s for load in found):.1f} s "
                 f"| {share:.0%}{'' if share >= GOAL else ' (missed)'} "
                 f"| {statistics.median(load.error for load in found):.0%} "

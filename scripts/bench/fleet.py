@@ -256,39 +256,23 @@ async def first_token_s(url: str) -> float:
         return time.monotonic() - began_s
 
 
-async def fleet_start(rig: Rig) -> Sequence[float]:
-    """The seconds until the first token; and until the process of the replica, its llamasup and its
-    llama-server began.
-    """
+async def fleet_start_s(rig: Rig) -> float:
     await rig.until(lambda: not rig.llama_servers(), "the end of all llama-servers")
-    now = psutil.Popen(["true"])  # its time is on the clock of the other processes
-    began_s = now.create_time()
-    now.wait()
-    took_s = await first_token_s(rig.front_url)
-    (server,) = rig.llama_servers()
-    processes = (*actor_and_llamasup(server), server)
-    return took_s, *(max(0.0, process.create_time() - began_s) for process in processes)
+    return await first_token_s(rig.front_url)
 
 
 async def starts(rig: Rig, options: argparse.Namespace) -> str:
     """The replica that sleeps has loaded its model once before."""
     found: dict[str, list[float]] = {name: [] for name in STARTS}
     here, fleet, prestarted, sleeping = found.values()
-    steps: dict[str, list[Sequence[float]]] = {name: [] for name in STARTS[1:]}
-    fleet_steps, prestarted_steps, sleeping_steps = steps.values()
     with ExitStack() as stack:
         url, unload = serve_alone(rig, stack)
-        for when_idle, seconds, own_steps in (
-            ("end", fleet, fleet_steps),
-            ("sleep", sleeping, sleeping_steps),
-        ):
+        for when_idle, seconds in (("end", fleet), ("sleep", sleeping)):
             rig.fresh(fleet={"max_replicas": 1, "when_idle": when_idle})
             if when_idle == "sleep":
                 await first_token_s(rig.front_url)
             for _ in range(options.starts):
-                took_s, *more_s = await fleet_start(rig)
-                seconds.append(took_s)
-                own_steps.append(more_s)
+                seconds.append(await fleet_start_s(rig))
                 await asyncio.to_thread(unload)
                 here.append(await first_token_s(url))
         rig.fresh(fleet={"max_replicas": 1})
@@ -296,16 +280,9 @@ async def starts(rig: Rig, options: argparse.Namespace) -> str:
         await first_token_s(rig.front_url)  # Serve has first to start its own parts again
         for _ in range(options.starts):
             await rig.until(lambda: rig.ray_processes("ray::IDLE"), "the processes that Ray starts before")
-            took_s, *more_s = await fleet_start(rig)
-            prestarted.append(took_s)
-            prestarted_steps.append(more_s)
+            prestarted.append(await fleet_start_s(rig))
     lines = ["| from no replica to the first token | median |", "|---|---|"]
     lines += [f"| {name} | {median(seconds):.2f} s |" for name, seconds in found.items()]
-    parts = ("its process began", "its llamasup began", "llama-server began", "the first token came")
-    lines += ["", f"| median, until | {' | '.join(parts)} |", "|---|---|---|---|---|"]
-    for name, each in steps.items():
-        until_s = [*map(median, zip(*each, strict=True)), median(found[name])]
-        lines.append(f"| {name} | {' | '.join(f'{seconds:.2f} s' for seconds in until_s)} |")
     return "\n".join(lines)
 
 

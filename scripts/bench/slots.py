@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import platform
 import random
@@ -37,8 +36,6 @@ from llamasup.service.options import RunOptions
 from scripts.menu import publish
 from tests.kit.models import write_large_decoder
 
-logger = logging.getLogger("llamasup.core.supervision.probes")
-logger.setLevel(logging.INFO)
 PAGE = "performance.md"
 MIB = 1 << 20
 FIRST_WORD = 300  # in the generated vocabulary, after bytes and special tokens
@@ -52,26 +49,6 @@ class Round:
     unswapped_s: float
     swapped_s: float
     known: int
-
-
-class TransferLog(logging.Handler):
-    """Collects llamasup's log records about saved and restored slots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transfers: list[tuple[str, int, int, float]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        assert isinstance(record.args, tuple)
-        _, _, tokens, size_bytes, seconds = record.args
-        what = "saved" if "saved" in record.msg else "restored"
-        self.transfers.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
-
-    def median_s(self, what: str) -> float:
-        return median(seconds for kind, _, _, seconds in self.transfers if kind == what)
-
-    def bytes_per_token(self) -> float:
-        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.transfers)
 
 
 class Running:
@@ -126,22 +103,17 @@ async def measure(model: Path, slots: Path, tokens: int, options: argparse.Names
 
 async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> str:
     rows = [
-        "| First turn, tokens | unswapped, ms | swapped, ms | with kept slots, ms | ratio "
-        "| tokens known again | saved in, ms | restored in, ms | bytes per token |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| First turn, tokens | unswapped, ms | swapped, ms | with kept slots, ms | ratio |",
+        "|---:|---:|---:|---:|---:|",
     ]
     for tokens in options.tokens:
         without: list[Round] = []
         kept: list[Round] = []
-        transfer_log = TransferLog()
         for number in range(options.rounds + 1):
             pair = [await measure(model, slots, tokens, options, keep=keep) for keep in (False, True)]
-            if number == 0:  # the first round fills the caches of files and facts
-                logger.addHandler(transfer_log)
-                continue
-            without.append(pair[0])
-            kept.append(pair[1])
-        logger.removeHandler(transfer_log)
+            if number:  # the first round fills the caches of files and facts
+                without.append(pair[0])
+                kept.append(pair[1])
         swapped, again = (
             median(round_.swapped_s for round_ in without),
             median(round_.swapped_s for round_ in kept),
@@ -151,12 +123,9 @@ async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> s
             swapped * 1e3,
             again * 1e3,
             swapped / again,
-            min(round_.known for round_ in kept),
-            transfer_log.median_s("saved") * 1e3,
-            transfer_log.median_s("restored") * 1e3,
-            transfer_log.bytes_per_token(),
         )
         assert all(round_.known < 32 for round_ in without)
+        assert all(round_.known >= tokens for round_ in kept)
         cells = (f"{value:,.1f}" if place == 3 else f"{value:,.0f}" for place, value in enumerate(numbers))
         rows.append(f"| {tokens:,} | {' | '.join(cells)} |")
         print(rows[-1], file=sys.stderr)
