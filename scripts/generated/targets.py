@@ -14,9 +14,7 @@ _CHUNK = "CPU per streamed chunk"
 # The targets that are ratios to nginx: their words, and their rows in the table of ratios, with the limits.
 _RATIOS = (
     ("P1: CPU per request, saturated", f"{_SATURATED}: run / nginx"),
-    ("P1: the same without a line for each request", f"{_SATURATED}: run, quiet / nginx"),
     ("P1: CPU per request at 2,000 requests/s", f"{_ONE_RATE}: run / nginx"),
-    ("P1: the same without a line for each request", f"{_ONE_RATE}: run, quiet / nginx"),
     ("P2: CPU per streamed chunk", f"{_CHUNK}: run / nginx"),
 )
 
