@@ -40,14 +40,16 @@ PARTS = {
     "checks": Part("docs/security.md", "security:checks_list"),
     "golden-help": Part("tests/golden/help.txt", "contract:help_texts", is_whole_file=True),
     "golden-schema": Part("tests/golden/config-schema.json", "contract:config_schema", is_whole_file=True),
-    "exchange-states": Part("docs/design.md", "tables:exchange_states"),
+    "exchange-states": Part(
+        "docs/diagrams/exchange-states.mmd", "tables:exchange_states", is_whole_file=True
+    ),
     "grafana": Part("configs/grafana/llamasup.json", "grafana_board:board_text", is_whole_file=True),
     "keys": Part("docs/configuration.md", "settings:keys"),
     "man": Part("packaging/llamasup.1", "man_page:man_page", is_whole_file=True),
     "metrics": Part("docs/observability.md", "tables:metrics"),
-    "pool-states": Part("docs/design.md", "pool_states:diagram"),
+    "pool-states": Part("docs/diagrams/model-states.mmd", "pool_states:diagram", is_whole_file=True),
     "reach": Part("docs/security.md", "security:reach_table"),
-    "rooms": Part("docs/design.md", "rooms:diagram"),
+    "rooms": Part("docs/diagrams/rooms.mmd", "rooms:diagram", is_whole_file=True),
     "states": Part("docs/design.md", "states:diagram"),
     "targets": Part("docs/performance.md", "targets:table"),
 }

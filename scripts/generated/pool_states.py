@@ -132,7 +132,7 @@ def name_of(place: Place) -> str:
 
 
 def diagram() -> str:
-    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> absent"]
+    lines = ["stateDiagram-v2", "    [*] --> absent"]
     lines += ["    state rolling_out {"]
     lines += [f"        {name_of(place)}" for place in PLACES if not isinstance(place, ModelState)]
     lines += ["    }"]
@@ -141,4 +141,4 @@ def diagram() -> str:
         names = drawn[before, after] - (FAILURES if after in ENDS else set()) - {"remove", "stop"}
         if names:
             lines.append(f"    {name_of(before)} --> {name_of(after)}: {', '.join(sorted(names))}")
-    return "\n".join([*lines, "```"])
+    return "\n".join([*lines, ""])

@@ -68,7 +68,7 @@ def direct(of: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
 def diagram() -> str:
     """Draw a row for each floor, in Mermaid."""
     levels, of = floors(), arrows()
-    lines = ["```mermaid", "flowchart TD"]
+    lines = ["flowchart TD"]
     for number, rooms in enumerate(levels):
         lines.append(f"    subgraph floor{len(levels) - number}[ ]")
         lines += [f"        {_id(room)}[{room}]" for room in rooms]
@@ -76,7 +76,7 @@ def diagram() -> str:
     known = {room for rooms in levels for room in rooms}
     for room, others in direct(of).items():
         lines += [f"    {_id(room)} --> {_id(other)}" for other in others if {room, other} <= known]
-    return "\n".join([*lines, "```"])
+    return "\n".join([*lines, ""])
 
 
 def _id(room: str) -> str:

@@ -41,17 +41,17 @@ def causes() -> str:
 
 def metrics() -> str:
     """The metric families of /metrics."""
-    rows = ["| metric | |", "|---|---|"]
+    rows = []
     for family in own_families():
         labels = ",".join(family._labelnames)  # type: ignore[attr-defined]
         name = family.name + _METRIC_SUFFIXES.get(family.type, "")
-        rows.append(f"| `{name}{{{labels}}}` | {family.documentation} |".replace("{}", ""))
+        rows.append(f"- `{name}{{{labels}}}`: {family.documentation}".replace("{}", ""))
     return "\n".join(rows)
 
 
 def exchange_states() -> str:
     """The diagram of the states of an exchange."""
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.CONNECTING.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {State.CONNECTING.value}"]
     for before, following in TRANSITIONS.items():
         lines += [f"    {before.value} --> {after.value}: {why}" for after, why in following.items()]
-    return "\n".join([*lines, "```"])
+    return "\n".join([*lines, ""])

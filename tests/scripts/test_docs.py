@@ -24,7 +24,7 @@ def test_part_is_current(name: str) -> None:
     ("name", "current", "other"),
     [
         ("states", "ready --> stopping: Kill", "ready --> stopping: Other"),
-        ("metrics", "| `llamasup_replays_total{", "| `llamasup_reruns_total{"),
+        ("metrics", "- `llamasup_replays_total{", "- `llamasup_reruns_total{"),
         ("grafana", "llamasup_queued", "llamasup_waiting"),
         ("arguments", "    nice: int", "    kind: int"),
         pytest.param("pool-states", "absent --> loading: load", "absent --> x", marks=pytest.mark.extended),
