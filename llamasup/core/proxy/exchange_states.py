@@ -1,7 +1,7 @@
 """The states of an exchange, and which state may follow which (pure).
 
 ``exchange.py`` sets the state; the tests of the proxy check each change against this table, from which
-``scripts/docs.py`` draws the diagram in docs/design.md.
+``scripts/docs.py`` draws docs/diagrams/exchange-states.mmd.
 """
 
 from __future__ import annotations
