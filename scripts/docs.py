@@ -50,7 +50,7 @@ PARTS = {
     "pool-states": Part("docs/diagrams/model-states.mmd", "pool_states:diagram", is_whole_file=True),
     "reach": Part("docs/security.md", "security:reach_table"),
     "rooms": Part("docs/diagrams/rooms.mmd", "rooms:diagram", is_whole_file=True),
-    "states": Part("docs/design.md", "states:diagram"),
+    "states": Part("docs/diagrams/server-states.mmd", "states:diagram", is_whole_file=True),
     "targets": Part("docs/performance.md", "targets:table"),
 }
 

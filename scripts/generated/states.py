@@ -77,9 +77,9 @@ def edges() -> dict[tuple[State, State], set[str]]:
 
 def diagram() -> str:
     order = list(State)
-    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> stopped"]
+    lines = ["stateDiagram-v2", "    [*] --> stopped"]
     for (before, after), names in sorted(
         edges().items(), key=lambda edge: (order.index(edge[0][0]), order.index(edge[0][1]))
     ):
         lines.append(f"    {before} --> {after}: {', '.join(sorted(names))}")
-    return "\n".join([*lines, "```"])
+    return "\n".join([*lines, ""])

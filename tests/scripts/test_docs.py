@@ -45,10 +45,10 @@ def test_outdated_part_is_found_and_rewritten(
 
 
 def test_page_without_marks_is_unchanged(tmp_path: Path) -> None:
-    page = tmp_path / docs.PARTS["states"].file
+    page = tmp_path / docs.PARTS["metrics"].file
     page.parent.mkdir()
     page.write_text("# Something else\n")
-    assert docs.keep("states", tmp_path, check=False) == 2
+    assert docs.keep("metrics", tmp_path, check=False) == 2
     assert page.read_text() == "# Something else\n"
 
 
