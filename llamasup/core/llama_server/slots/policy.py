@@ -114,7 +114,7 @@ def give_slot_folder(
         otherwise="this build cannot save slots",
         essential=True,
     )
-    if passed and unified:
+    if passed and unified and "--no-cache-idle-slots" not in line.argv:
         # b11434 moves idle slots to its prompt cache in memory and clears them: one of four could be saved.
         why = "idle slots that share their cells keep their conversations, so that all of them can be saved"
         line.give(

@@ -128,6 +128,11 @@ _LOADED_BY: Final[Mapping[LoadedBy, str]] = {
 _MORE_MEMORY: Final = (
     "Allow more memory (memory in the config), or make the models smaller (ctx_size, parallel)."
 )
+_MORE_ROOM: Final[Mapping[str, str]] = {
+    "memory": _MORE_MEMORY,
+    "count": "Allow more loaded models (max_loaded in the config).",
+    "group": "Take one of the models out of the group (groups in the config).",
+}
 _PIN: Final = "To keep it loaded, pin it (pin: true)."
 
 _UNLOADED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -182,9 +187,9 @@ def build_changed(time: datetime, model: str, kind: BuildKind, build: str, why: 
 def of_event(event: PublishedEvent, time: datetime, grounds: Mapping[str, Grounds]) -> Decision | None:
     """The decision that the event reports, if it does. ``grounds``: of the current decision of the policy."""
     match event:
-        case ModelUnloading(model, "memory" | "count" | "group", for_id):
+        case ModelUnloading(model, "memory" | "count" | "group" as lack, for_id):
             why = _evicted(for_id, grounds.get(for_id))
-            return Decision(time, model, "evict", f" because {why}", (_PIN, _MORE_MEMORY))
+            return Decision(time, model, "evict", f" because {why}", (_PIN, _MORE_ROOM[lack]))
         case ModelUnloading(_, "changed", _):
             return None  # a part of the update
         case ModelUnloading(model, reason, _):

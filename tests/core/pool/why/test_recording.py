@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -207,6 +208,22 @@ def test_end_without_a_remedy_has_nothing_to_change() -> None:
     decision = of_event(ServerExited("qwen", 1, None, replace(KILLED, remedy=""), 0.0), NOON, {})
     assert decision is not None
     assert decision.change == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("memory", "memory in the config"),
+        ("count", "max_loaded in the config"),
+        ("group", "groups in the config"),
+    ],
+)
+def test_evicted_model_names_the_setting_that_made_it_go(
+    reason: Literal["memory", "count", "group"], remedy: str
+) -> None:
+    decision = of_event(ModelUnloading("big", reason, "qwen"), NOON, {})
+    assert decision is not None
+    assert remedy in decision.change[1]
 
 
 @pytest.mark.parametrize("event", [StateChanged("a", State.READY, 1), ModelUnloading("a", "changed")])
