@@ -15,7 +15,7 @@ _PAGES: Final[Mapping[str, str]] = {
     "batch": "batch",
     "chat": "chat",
     "configuration": "config",
-    "connect": "connect",
+    "connect": "connect launch",
     "console": "ui",
     "control": "status top ps why load unload restart reload stop logs",
     "downloads": "pull rm",

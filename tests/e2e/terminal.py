@@ -14,6 +14,9 @@ from typing import Any
 
 from tests.e2e.driver import PATIENCE_S
 
+PROMPT = "(?s)>>>.*?\x1b\\[\\?25h"
+"""The prompt of ``llamasup chat``, after which the cursor is shown."""
+
 
 class Terminal:
     """A terminal of 120 columns and 30 lines, and a program in it."""

@@ -15,12 +15,11 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, llamasup
-from tests.e2e.terminal import Terminal
+from tests.e2e.terminal import PROMPT, Terminal
 from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.one_runtime
 
-PROMPT = "(?s)>>>.*?\x1b\\[\\?25h"  # and the cursor is shown
 ANSWERING = "\\?2004l[^\x1b]{20}"  # text after the end of a prompt
 
 

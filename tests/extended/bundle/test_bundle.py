@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import adopted
+from tests.e2e.terminal import PROMPT, Terminal
 from tests.extended.bundle.program import Program
 from tests.kit.hub import running_hub
 from tests.kit.patience import PATIENCE_S
@@ -194,11 +195,25 @@ def test_each_command_of_the_bundle_is_complete(bundle: Program) -> None:
     names = (
         *("run", "serve", "rpc-worker", "wrap", "list", "pull", "rm", "plan", "tune", "inspect", "doctor"),
         *("why", "top", "ps", "status", "load", "unload", "restart", "reload", "stop", "logs", "connect"),
-        *("launch", "usage", "batch", "ui", "service", "key", "config"),
+        *("chat", "launch", "usage", "batch", "ui", "service", "key", "config", "help"),
     )
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         done = list(pool.map(lambda name: bundle.run(name, "--help"), names))
     assert {run.args[1]: run.stderr for run in done if run.returncode != 0} == {}
+
+
+def test_chat_starts_a_model_in_a_terminal(bundle: Program) -> None:
+    terminal = Terminal([str(bundle.path), "chat", "demo"], env=bundle.environment)
+    try:
+        terminal.shows(PROMPT)
+        terminal.press("Hello.\r")
+        terminal.shows(r"\d+ tokens")
+        terminal.shows(PROMPT)
+        terminal.press("\x04")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    bundle.await_nothing_left()
 
 
 def test_report_of_doctor_has_the_versions_of_the_packages(bundle: Program, tmp_path: Path) -> None:
