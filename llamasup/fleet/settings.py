@@ -35,11 +35,9 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
 
     min_replicas: int | None = setting(Integer(0, 10_000), "The least number of replicas.", "that of fleet")
     max_replicas: int | None = setting(Integer(1, 10_000), "The largest number of replicas.", "that of fleet")
-    cpus: int | None = setting(Integer(0, 4096), "The CPUs that Ray reserves for a replica.", "from the plan")
-    gpus: int | None = setting(Integer(0, 64), "The GPUs that Ray reserves for a replica.", "that of fleet")
-    memory: Size | None = setting(
-        SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"
-    )
+    cpus: int | None = setting(Integer(0, 4096), "The CPUs for a replica.", "from the plan")
+    gpus: int | None = setting(Integer(0, 64), "The GPUs for a replica.", "that of fleet")
+    memory: Size | None = setting(SizeText(percent=False), "The main memory for a replica.", "from the plan")
     when_idle: WhenIdle | None = setting(
         OneOf(get_args(WhenIdle)), "What its idle replicas do.", "that of fleet"
     )
@@ -52,13 +50,13 @@ _FLEET_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 class Fleet(SettingGroup, frozen=True, kw_only=True):
-    """Models on a Ray cluster (docs/ray.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
-    with a ``directory`` is a front of the fleet, and loads no model itself.
+    """Models on a Ray cluster (docs/ray.md). ``llamasup serve`` with a ``directory`` is a front of the fleet,
+    and loads no model itself.
     """
 
     name: str = setting(
         Text("up to 63 letters, digits, dots, dashes and underscores", _FLEET_NAME),
-        "The name of the fleet in its Ray cluster, which may have several.",
+        "The name of the fleet in its Ray cluster.",
         unset="llamasup",
     )
     directory: str | None = setting(
@@ -73,7 +71,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     )
     ray: str = setting(
         Text("HOST:PORT, or auto"),
-        "The head of the Ray cluster. auto: of the cluster of this machine.",
+        "The head of the Ray cluster. auto: this machine's cluster.",
         names="host",
         unset="auto",
     )
@@ -84,8 +82,7 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     )
     ingress: bool = setting(
         Boolean(),
-        "Also serve the models at the address of Ray Serve, for clients that use no front "
-        "(docs/ray.md, The address of Ray Serve).",
+        "Also serve clients without a front, at the address of Ray Serve.",
         unset=False,
     )
     min_replicas: int = setting(
@@ -94,38 +91,37 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     max_replicas: int = setting(Integer(1, 10_000), "The largest number of replicas of each model.", unset=1)
     gpus: int | None = setting(
         Integer(0, 64),
-        "The GPUs that Ray reserves for a replica. Needed if the deploying machine has no GPU.",
+        "The GPUs for a replica. Needed if the deploying machine has no GPU.",
         "from the plan",
     )
     target_load: int = setting(
         Integer(1, 100),
-        "The percentage of busy slots above which more replicas start.",
+        "The percentage of busy slots above which replicas start.",
         unset=80,
     )
     upscale_after_s: float = setting(
-        Time(), "How long the load must be above the target before replicas start.", unset=5.0
+        Time(), "How long the load is above the target before replicas start.", unset=5.0
     )
     downscale_after_s: float = setting(
-        Time(), "How long the load must be below the target before replicas stop.", unset=120.0
+        Time(), "How long the load is below the target before replicas stop.", unset=120.0
     )
     idle_after_s: float = setting(
-        Time(), "How long a replica must be idle before the last one stops, or it sleeps.", unset=600.0
+        Time(), "How long a replica is idle before it stops or sleeps.", unset=600.0
     )
     when_idle: WhenIdle = setting(
         OneOf(get_args(WhenIdle)),
-        "What idle replicas do. end: the last one stops. sleep: each unloads its model, and stops only when "
-        "Ray needs the room for another replica of the fleet.",
+        "end: the last idle replica stops. sleep: idle replicas unload their model, and stop only when Ray "
+        "needs the room.",
         unset="end",
     )
     drain_timeout_s: float = setting(
         Time(),
-        "How long a stopping replica waits for its running requests. Then they fail.",
+        "How long a stopping replica waits for its requests. Then they fail.",
         unset=600.0,
     )
     surge: bool = setting(
         Boolean(),
-        "During an update, start new replicas before old ones stop. Without free resources for all of "
-        "them, the update waits.",
+        "Start all new replicas before old ones stop. An update waits until they have free resources.",
         unset=False,
     )
     models: Mapping[str, FleetModel] = setting(

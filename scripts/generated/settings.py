@@ -112,6 +112,8 @@ def _with_default(takes: str, default: str) -> str:
     """Show the default in bold if it is one of the listed words, otherwise in parentheses."""
     if default in ("", "none"):
         return takes
+    if takes == Boolean.allowed and default in ("true", "false"):
+        return f"**{default}**"  # the page says that this is a boolean
     word = rf"(?<![\w-]){re.escape(default)}(?![\w-])"
     return re.sub(word, f"**{default}**", takes) if re.search(word, takes) else f"{takes} ({default})"
 

@@ -67,6 +67,5 @@ def test_line_of_a_check_comes_from_a_marker(tmp_path: Path, monkeypatch: pytest
         "def test_what_shows_nothing(): ...\n"
     )
     listed = security.checks_list()
-    assert "\n- [test_what_is_odd](../tests/test_it.py): a | b\n" in listed
-    assert "\n- [test_what_is_odd](../tests/test_it.py)\n" in listed
+    assert listed.count("\n- [test_what_is_odd](../tests/test_it.py)\n") == 2
     assert "nothing" not in listed

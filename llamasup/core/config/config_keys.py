@@ -59,7 +59,7 @@ class RuntimeChoice(SettingGroup, frozen=True, kw_only=True):
     path: str | None = setting(RuntimeName(), "auto: the first llama-server that llamasup finds.", "auto")
     watch: bool = setting(
         Boolean(),
-        "Move the models to the new build when the symbolic link in path changes, if its proof succeeds.",
+        "Move the models to a new build, if proven, when the link in path changes.",
         unset=False,
     )
 
@@ -97,7 +97,7 @@ class Http(SettingGroup, frozen=True, kw_only=True):
 
     allow_hosts: tuple[str, ...] = setting(
         Many(HostName()),
-        "Further names that the Host header may have. localhost and the address are always allowed.",
+        "Further names that the Host header may have.",
         "none",
         unset=(),
     )
@@ -106,19 +106,19 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     )
     trusted_proxies: tuple[str, ...] = setting(
         Many(ProxyAddress()),
-        "Reverse proxies whose X-Forwarded-For names the client, for limits, turns and logs.",
+        "Reverse proxies whose X-Forwarded-For names the client.",
         "none",
         unset=(),
     )
     remote_media: tuple[str, ...] = setting(
         Many(MediaHost()),
-        "Hosts from which llama-server may fetch the media URLs of requests.",
+        "Hosts from which llama-server may fetch media.",
         "false",
         unset=(),
     )
     max_body: Size | None = setting(
         SizeText(percent=False),
-        "The largest body of a request. llama-server itself accepts 100 MiB.",
+        "The largest body of a request. llama-server accepts 100 MiB.",
         "100MiB, or 1/64 of the memory if that is less, but at least 32MiB",
     )
     tls_cert: Path | None = setting(
@@ -129,7 +129,7 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     )
     stream_keepalive: bool = setting(
         Boolean(),
-        "Send SSE comments while a stream waits, so that no proxy on the way closes it.",
+        "Send SSE comments while a stream waits, so that no proxy closes it.",
         unset=False,
     )
     request_timeout_s: float | None = setting(
@@ -148,8 +148,8 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     ui: bool = setting(Boolean(), "Serve the web console at /llamasup/.", unset=True)
     api_config: ApiConfig = setting(
         OneOf(get_args(ApiConfig)),
-        "What a config from a client or the console may change. safe: nothing that names a program, a "
-        "path, a host or flags. full: these as well.",
+        "What a config over the API may change. safe: nothing that names a program, a path, a host or "
+        "flags. full: these as well.",
         names="rights",
         unset="safe",
     )
@@ -160,7 +160,7 @@ class Slots(SettingGroup, frozen=True, kw_only=True):
 
     keep: bool = setting(
         Boolean(),
-        "Save the caches when a model is unloaded, and restore them when it is loaded.",
+        "Save the caches of an unloaded model, and restore them when it loads.",
         unset=False,
     )
     disk: Size = setting(
@@ -182,13 +182,13 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     )
     models_dir: tuple[Path, ...] = setting(
         Many(FilePath("a folder")),
-        "Folders of models to serve. llamasup watches them for changes.",
+        "Folders of models to serve, watched for changes.",
         "none",
         unset=(),
     )
     follow_links: bool = setting(
         Boolean(),
-        "Follow links that lead out of these folders. Only in folders that belong to this user.",
+        "Follow links out of these folders, only in folders of this user.",
         names="path",
         unset=False,
     )
@@ -210,7 +210,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     )
     swap_after_s: float = setting(
         Time(),
-        "How long a request for an unloaded model waits before busy models must make room.",
+        "How long a request waits before busy models must make room.",
         unset=5.0,
     )
     defaults: ModelSettings = setting(

@@ -68,7 +68,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     parallel: int | None = setting(
         Integer(1, 1024),
-        "Slots: how many requests the server computes at the same time.",
+        "Slots: how many requests run at the same time.",
         "planned",
         flag=Flag(help="Number of slots: how many requests run at the same time.", checked=False),
     )
@@ -120,19 +120,19 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = setting(Many(_DEVICE), "The GPUs that the model may use.", "all")
     rpc: tuple[str, ...] | None = setting(
         Many(RpcWorker(), identity=worker_identity),
-        "RPC workers on other machines, which hold a part of the layers. tls://: through a tunnel.",
+        "RPC workers, which hold a part of the layers. tls://: through a tunnel.",
         "none",
         flag=Flag(metavar="HOST:PORT", help="Also place layers on this RPC worker."),
     )
     rpc_ca: str | None = setting(
         _PEM,
-        "The CA that signed the certificates of workers with tls://.",
+        "The CA of workers with tls://.",
         "none",
         flag=Flag(help="PEM file of the CA of workers with tls://."),
     )
     rpc_cert: str | None = setting(
         _PEM,
-        "The certificate that llamasup shows to workers with tls://.",
+        "The certificate for workers with tls://.",
         "none",
         flag=Flag(help="PEM file of the certificate for workers with tls://."),
     )
@@ -147,7 +147,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     nice: int | None = setting(
         Integer(0, 19),
-        "The nice value of llama-server: 19 yields the CPU most. At least the nice value of llamasup.",
+        "The nice value of llama-server, at least that of llamasup. 19 yields the CPU most.",
         "that of llamasup",
         flag=Flag(help="Nice value of llama-server: 19 yields the CPU to other programs most."),
     )
@@ -163,7 +163,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     warm_up: bool | None = setting(
         Boolean(),
-        "Generate one token after each start, before the first request is served.",
+        "Generate one token after each start, before the first request.",
         default=True,
         flag=Flag(
             of_service=True,
@@ -215,7 +215,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     wait_timeout_s: float | None = setting(
         Time(),
-        "The longest wait of a request while the model loads, restarts or is busy.",
+        "The longest wait of a request for a loading or busy model.",
         default=120.0,
         flag=Flag(
             of_service=True,
@@ -232,7 +232,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     )
     repair: Repair | None = setting(
         OneOf(get_args(Repair)),
-        "What to repair: malformed tool calls, JSON that does not match its schema, or both.",
+        "Repair malformed tool calls, JSON that does not match its schema, or both.",
         default="off",
         flag=Flag(
             of_service=True,
