@@ -24,7 +24,7 @@ class Batches(SettingGroup, frozen=True, kw_only=True):
     )
     disk: Size = setting(
         SizeText(percent=False),
-        "The disk space for all files together. When it is full, uploads are refused.",
+        "The disk space for all files. When it is full, uploads are refused.",
         unset=Size(bytes=10 << 30),
     )
     max_files: int = setting(Integer(1, 1_000_000), "How many files a client may have.", unset=1_000)

@@ -47,13 +47,13 @@ class VirtualEntry(SettingGroup, frozen=True, kw_only=True):
         _PARAMETERS, "Parameters that each request gets, whatever the client sends.", "none", unset={}
     )
     default: Mapping[str, Any] = setting(
-        _PARAMETERS, "Parameters that a request gets if the client does not send them.", "none", unset={}
+        _PARAMETERS, "Parameters for requests that do not have them.", "none", unset={}
     )
     remove: tuple[str, ...] = setting(
-        Many(ParameterName()), "Parameters that are removed from each request.", "none", unset=()
+        Many(ParameterName()), "Parameters to remove from each request.", "none", unset=()
     )
     system: str | None = setting(
-        Text(), "Text in front of the system prompt of each chat.", "none", names="nothing"
+        Text(), "Text before the system prompt of each chat.", "none", names="nothing"
     )
 
 
