@@ -15,7 +15,7 @@ __all__ = ["PAGE"]
 PAGE = DOCS / "agents.md"
 _COMMAND = "scripts/test_clients --write"
 _HEAD = (
-    *("Client", "Version", "API", "Set up by", "First request", "Task", "From the cache", "Ctrl-C"),
+    *("Client", "Version", "Set up by", "First request", "Task", "From the cache", "Ctrl-C"),
     f"Context of {SMALL:,} tokens",
 )
 
@@ -32,14 +32,14 @@ def _row(program: Program) -> list[str]:
     if program.setup_by:
         setup += f", {program.setup_by}"
     cached = f"{task['cached']} %" if "cached" in task else ""
-    done = "reads, writes, runs a command, ends" if program.counts else "edits a file, ends"
+    done = "done" if program.counts else "edits a file"
     interrupted = _result(program, "test_interrupted_agent_frees_the_slot")
     small = _result(program, "test_agent_reports_a_context_that_is_too_small")
     ends = f"says so, exits with {small.get('exit_code')}" if program.gives_up else "tries again"
     agent = [_outcome(interrupted, "frees the slot"), _outcome(small, ends)] if program.is_agent else ["", ""]
     size = f"{task['bytes'] / 1000:.0f} KB" if "bytes" in task else ""
     return [
-        *(program.title, program.version, f"`{program.path}`", setup, size, _outcome(task, done), cached),
+        *(program.title, program.version, setup, size, _outcome(task, done), cached),
         *agent,
     ]
 
