@@ -17,10 +17,8 @@ MARKS = marks_of("gpu", "scripts/gpu/run --write")
 Result = Mapping[str, Any]
 
 # What the page has of the results: what readers need for a decision.
-_ON_PAGE = frozenset({"machine", "memory", "speed", "split", "out-of-memory", "replicas", "ends", "loading"})
-_FIGURES_ON_PAGE = frozenset(
-    {"ready_ms", "prompt_tps", "generation_tps", "deep_tps", "served4_tps", "served8_tps"}
-)
+_ON_PAGE = frozenset({"machine", "memory", "speed", "split", "replicas", "ends"})
+_FIGURES_ON_PAGE = frozenset({"prompt_tps", "generation_tps", "served4_tps", "served8_tps"})
 
 
 def page(results: Mapping[str, Result]) -> str:
@@ -64,11 +62,9 @@ def _memory(result: Result) -> str:
 
 
 def _speed(result: Result, *, figures: Collection[str] | None = None) -> str:
-    about = "First column: absolute; the others as ratios to it."
     models = {name: one for name, one in result.items() if isinstance(one, dict)}
-    return "\n\n".join(
-        f"The {name} model. {about}\n\n{bench_plan.table(one['rounds'], figures)}"
-        for name, one in models.items()
+    return "The first column is absolute, the others are ratios to it.\n\n" + "\n\n".join(
+        f"The {name} model:\n\n{bench_plan.table(one['rounds'], figures)}" for name, one in models.items()
     )
 
 

@@ -60,7 +60,7 @@ _MAX_EDGES: Final = 64
 # Without an earlier load, on two cores of 2024: zeros are written at 2 to 4 GB/s. The warm-up computes with
 # all weights of the CPU at 3 GB/s, in 0.9 s of CPU time for each GB.
 _FILL_BYTES_S: Final = 2.5e9
-_COPY_BYTES_S: Final = 6e9  # to a GPU: 4.5 to 6.9 GB/s (H100, PCIe 5, b11434; docs/gpu.md)
+_COPY_BYTES_S: Final = 6e9  # to a GPU: 4.5 to 6.9 GB/s (H100, PCIe 5, b11434; scripts/gpu)
 _RUN_BYTES_S: Final = 3e9
 _CPU_BYTES_S: Final = 1.1e9
 _MIN_WARM_UP_S: Final = 0.2

@@ -263,7 +263,7 @@ ON_DEVICE = LoadFacts(weights_bytes=12 * GIB, device_bytes=12 * GIB)
 
 
 def test_mapped_weights_are_then_copied_to_a_device() -> None:
-    """Of a 30 GB model, a H100 had the pages after 1.9 s and the weights after 6.4 s (docs/gpu.md)."""
+    """Of a 30 GB model, a H100 had the pages after 1.9 s and the weights after 6.4 s (scripts/gpu)."""
     process = Process(ON_DEVICE).spend(1.0, stage=Stage.WEIGHTS, file_bytes=12 * GIB)
     assert process.stage() is Stage.MEMORY
     assert process.estimate.eta_s == 2.3  # 12 GiB at 6 GB/s, and a warm-up
