@@ -50,11 +50,12 @@ def test_question_in_a_pipe_gets_only_the_answer(demo: Llamasup) -> None:
         ((), b" \n", 2, "The question is empty."),
         ((), b"\xff\xfe", 2, "Standard input is not UTF-8 text."),
         (("other",), b"Hi", 2, "The model 'other' is not served at "),
+        (("--system", "\udcff"), b"Hi", 2, "The message or the system prompt is not UTF-8 text."),
         (("--image", "no.png"), b"Hi", 2, "The image 'no.png' cannot be read: No such file or directory."),
         (("demo", "--", "--ctx-size", "512"), b"Hi", 2, "Options after -- start a llamasup,"),
         ((), b"a story " * 5000, 69, "larger --ctx-size"),
     ],
-    ids=["empty", "not text", "other model", "no image", "options", "long"],
+    ids=["empty", "not text", "other model", "not UTF-8", "no image", "options", "long"],
 )
 def test_what_cannot_be_answered(
     demo: Llamasup, arguments: tuple[str, ...], text: bytes, code: int, message: str
@@ -77,13 +78,15 @@ def test_chat_in_a_terminal(demo: Llamasup, tmp_path: Path) -> None:
         terminal.shows(r"\d+ of \d+ prompt tokens cached")
         terminal.press("/help\r")
         terminal.shows("/save PATH")
+        terminal.press("/save ~nobody-of-this-name/chat.json\r")
+        terminal.shows("cannot be written: No such file")
         terminal.press("/nonsense\r")
         terminal.shows("There is no command '/nonsense'.")
         for number in range(2):
-            terminal.press(f"/save {tmp_path}/chat.json\r")
-            terminal.shows("File exists" if number else "Wrote ")
+            terminal.press(f"/save {tmp_path}/a:b:.json\r")
+            terminal.shows("File exists" if number else r"Wrote \S+/a:b:\.json")
             terminal.shows(PROMPT)
-        saved = tmp_path / "chat.json"
+        saved = tmp_path / "a:b:.json"
         assert stat.S_IMODE(saved.stat().st_mode) == 0o600
         roles = [message["role"] for message in json.loads(saved.read_text())["messages"]]
         assert roles == ["user", "assistant"] * 2
@@ -91,7 +94,7 @@ def test_chat_in_a_terminal(demo: Llamasup, tmp_path: Path) -> None:
         assert terminal.end() == 0
     finally:
         terminal.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]  # no history of what was typed
+    assert [path.name for path in tmp_path.iterdir()] == ["a:b:.json"]  # no history of what was typed
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(runtime: str, tiny_model: Path) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from llamasup.core.control.private_socket import Reached, reach
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
+from llamasup.core.http.sse import Lines
 from llamasup.core.pool.why.recording import MAX_DECISIONS
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
@@ -74,7 +75,7 @@ class ControlClient:
             self._http = httpx.Client(
                 transport=httpx.HTTPTransport(uds=reached.uds, verify=trusted(self.address.url)),
                 base_url=reached.url.rstrip("/") + _PREFIX,
-                headers=reached.headers,
+                headers=httpx.Headers(reached.headers, encoding="utf-8"),
                 timeout=_timeout(_TIMEOUT_S),
                 trust_env=False,
             )
@@ -114,7 +115,10 @@ class ControlClient:
             if not response.is_success:
                 response.read()
                 self._answer(response, what)
-            yield from response.iter_lines()
+            lines = Lines()
+            for data in response.iter_bytes():
+                yield from lines.add(data)
+            yield from lines.rest()
 
     def why(self, model: str) -> Mapping[str, Any]:
         """The reasons for the state of the model, in sentences (docs/control.md). Raises ModelUnknown."""

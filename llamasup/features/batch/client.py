@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.core.http.httpx_client import TRUST_REMEDY, UnixTransport, httpx, is_untrusted, trusted
+from llamasup.core.http.sse import Lines
 from llamasup.core.system.text import INVALID_JSON
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.features.batch.schedule import UNREACHABLE, Refusal, refusal_of
@@ -155,9 +156,11 @@ class BatchClient:
             assembly = Assembly(url)
             refusal = Refusal(0, "", "the stream ended too early")
             try:
-                async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        assembly.add(line[5:].encode())
+                lines = Lines()
+                async for data in response.aiter_bytes():
+                    for line in lines.add(data):
+                        if line.startswith("data:"):
+                            assembly.add(line[5:].encode())
             except httpx.HTTPError as error:
                 status = 504 if isinstance(error, httpx.ReadTimeout) else 0
                 refusal = Refusal(status, "", str(error) or type(error).__name__)

@@ -212,8 +212,9 @@ def _is_startable(model: str) -> bool:
     """Return whether ``llamasup run`` would find the model on this machine."""
     from llamasup.core.models.by_name import file_of
     from llamasup.core.planning.facts import DEMO
+    from llamasup.core.system.storage.folders import expanded
 
     try:
-        return model == DEMO or Path(file_of(model)).expanduser().exists()
-    except ModelMissing:
+        return model == DEMO or expanded(file_of(model)).exists()
+    except (ModelMissing, OSError):  # the name is too long for a file
         return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llamasup.core.system.storage.folders import read_bounded
+from llamasup.core.system.storage.folders import expanded, read_bounded
 from llamasup.errors import UsageInvalid
 
 MAX_IMAGE_BYTES: Final = 20 << 20
@@ -25,9 +25,11 @@ _IMAGES: Final = (
 def read_image(path: Path) -> Mapping[str, Any]:
     """Return the part of a message for an image file. Raises UsageInvalid."""
     try:
-        content, _ = read_bounded(path.expanduser(), MAX_IMAGE_BYTES + 1)
-    except OSError as error:
-        raise UsageInvalid(f"The image {str(path)!r} cannot be read: {error.strerror or error}.") from None
+        content, _ = read_bounded(expanded(path), MAX_IMAGE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageInvalid(
+            f"The image {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
     return image_part(content, path.name)
 
 

@@ -7,8 +7,9 @@ from typing import Self
 
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
+from llamasup.core.http.sse import Lines
 from llamasup.core.system.text import INVALID_JSON
-from llamasup.errors import ControlFailed, LlamasupError, NotRunning
+from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.features.chat.answer import Chunk, chunk_of
 from llamasup.features.chat.conversation import Conversation
 
@@ -23,7 +24,9 @@ class Client:
         self._url = url
         self._http = httpx.AsyncClient(
             base_url=url,
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            headers=httpx.Headers(
+                {} if key is None else {"authorization": f"Bearer {key}"}, encoding="utf-8"
+            ),
             timeout=httpx.Timeout(_CONNECT_S, read=None),
             trust_env=False,
             verify=trusted(url),
@@ -44,13 +47,17 @@ class Client:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if not response.is_success:
                     raise _refusal(response.status_code, await _json(response))
-                async for line in response.aiter_lines():
-                    if (chunk := chunk_of(line)) is None:
-                        continue
-                    if chunk.error is not None:
-                        raise error_from(502, {"error": chunk.error})
-                    finished = finished or any(choice.finish_reason for choice in chunk.choices)
-                    yield chunk
+                lines = Lines()
+                async for data in response.aiter_bytes():
+                    for line in lines.add(data):
+                        if (chunk := chunk_of(line)) is None:
+                            continue
+                        if chunk.error is not None:
+                            raise error_from(502, {"error": chunk.error})
+                        finished = finished or any(choice.finish_reason for choice in chunk.choices)
+                        yield chunk
+        except UnicodeEncodeError:
+            raise UsageInvalid("The message or the system prompt is not UTF-8 text.") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise NotRunning(
                 f"No llamasup answers at {self._url}: {str(error) or 'timed out'}.",

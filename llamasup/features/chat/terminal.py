@@ -18,6 +18,7 @@ from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 from rich.table import Table
 
+from llamasup.core.system.storage.folders import expanded
 from llamasup.core.system.text import json_text, printable
 from llamasup.errors import LlamasupError, NotRunning, OutputFailed, UsageInvalid
 from llamasup.features.chat.answer import Cost, safe
@@ -57,7 +58,7 @@ class Chat:
         self._context = context
         self._report = report
         self._on_ctrl_c = on_ctrl_c
-        self._out = Console(highlight=False, markup=False, soft_wrap=True)
+        self._out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._commands: Mapping[str, Callable[[str], bool]] = {
             "help": self._help,
             "clear": self._clear,
@@ -185,7 +186,7 @@ class Chat:
         return False
 
     def _save(self, path: str) -> bool:
-        target = Path(path).expanduser()
+        target = expanded(path)
         content = json_text(self._conversation.body(), indent=2).encode() + b"\n"
         try:
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

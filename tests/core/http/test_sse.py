@@ -1,4 +1,4 @@
-"""The event of an error."""
+"""The event of an error, and the lines of a stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llamasup.core.http.sse import error_event
+from llamasup.core.http.sse import Lines, error_event
 from llamasup.core.llama_server.answers import error_of
 
 
@@ -19,6 +19,22 @@ def test_an_error_event_is_named_where_the_api_names_its_events() -> None:
     )
     for event in (error_event(b"/v1/responses", body), error_event(b"/completion", body)):
         json.loads(event.partition(b"data: ")[2])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"data: 1\n\nda", b"ta", b": 2\r\n", b""], ["data: 1", "", "data: 2"]),
+        (["a\u2028b\x85c\u2029d\x0be\n".encode()], ["a\u2028b\x85c\u2029d\x0be"]),
+        ([b"gr\xc3", b"\xb6\n\xff\n"], ["grö", "\ufffd"]),
+        ([b"x\n", b"no ", b"end"], ["x", "no end"]),
+        ([], []),
+    ],
+)
+def test_only_a_line_feed_ends_a_line(pieces: list[bytes], lines: list[str]) -> None:
+    reader = Lines()
+    found = [line for piece in pieces for line in reader.add(piece)]
+    assert [*found, *reader.rest()] == lines
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llamasup.errors import UsageInvalid
 from llamasup.features.chat.conversation import COMMANDS, Conversation, Typed, typed
-from llamasup.features.chat.images import MAX_IMAGE_BYTES, image_part
+from llamasup.features.chat.images import MAX_IMAGE_BYTES, image_part, read_image
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 
@@ -80,6 +81,18 @@ def test_other_files_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(UsageInvalid) as raised:
         image_part(content, "a.webp")
     assert raised.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("~nobody-of-this-name/a.png", "No such file or directory"),
+        ("a\0b.png", "embedded null byte"),
+    ],
+)
+def test_image_that_cannot_be_read_says_why(path: str, message: str) -> None:
+    with pytest.raises(UsageInvalid, match=message):
+        read_image(Path(path))
 
 
 def roles(conversation: Conversation) -> list[tuple[str, Any]]:

@@ -134,6 +134,11 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
         native.sync_folder(path.parent)
 
 
+def expanded(path: str | Path) -> Path:
+    """Return ``path`` with a home folder for its ``~``; unchanged if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for "~nobody"
+
+
 def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
     """Return at most ``most_bytes`` of a file that the user names, and its status.
 
