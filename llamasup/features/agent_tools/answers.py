@@ -140,7 +140,7 @@ class Events:
                 return self._delta(event)
             case "response.function_call_arguments.done":
                 return self._arguments(event)
-        if not begins(event.get("response"), b"{"):
+        if "type" not in event or not begins(event.get("response"), b"{"):
             return None
         response = read_fields(event["response"])
         if not _rename_output(response, self._names):

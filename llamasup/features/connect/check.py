@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.system.text import INVALID_JSON
 from llamasup.features.connect.clients import ANSWER_TOKENS, Api, Client, Connection
 
 PATHS: Final[Mapping[Api, str]] = {
@@ -63,7 +64,7 @@ class Reply(Struct, frozen=True):
         """The reply after one more line, of any of the APIs; their fields do not collide."""
         try:
             event = json.loads(line.removeprefix("data:"))
-        except ValueError:  # [DONE], comments, names of events
+        except INVALID_JSON:  # [DONE], comments, names of events
             return self
         if not isinstance(event, dict):
             return self
@@ -85,8 +86,9 @@ def _said(event: Mapping[str, Any]) -> tuple[str, str | None]:
     choices = event.get("choices")
     if isinstance(choices, list) and choices:
         delta = _mapping(choices[0], "delta")
-        for call in delta.get("tool_calls") or ():
-            return "", _mapping(call, "function").get("name")
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            return "", _mapping(calls[0], "function").get("name")
     if isinstance(delta, str):  # of /v1/responses: a delta of the arguments of a call is not its text
         return (delta if str(event.get("type")).endswith("text.delta") else ""), None
     if isinstance(item, Mapping) and item.get("type") in ("tool_use", "function_call"):
@@ -101,9 +103,9 @@ def _used(event: Mapping[str, Any]) -> tuple[int | None, int | None]:
     usage = event.get("usage")
     if not isinstance(usage, Mapping):
         usage = _mapping(event, "message", "usage") or _mapping(event, "response", "usage")
-    if "cache_read_input_tokens" in usage:  # Anthropic counts the others only
-        cached = usage["cache_read_input_tokens"]
-        return usage.get("input_tokens", 0) + cached, cached
+    cached = usage.get("cache_read_input_tokens")
+    if isinstance(cached, int):  # Anthropic counts the others only
+        return (usage.get("input_tokens") or 0) + cached, cached
     prompt = usage.get("input_tokens", usage.get("prompt_tokens"))
     details = _mapping(usage, "input_tokens_details") or _mapping(usage, "prompt_tokens_details")
     return prompt, details.get("cached_tokens")

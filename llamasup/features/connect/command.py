@@ -177,7 +177,10 @@ def _write(
     from llamasup.core.system.storage.folders import atomic_write, read_bounded
     from llamasup.features.connect.merge import CannotMerge, difference, has_key, merged
 
-    path = path.expanduser()
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise _unwritable(path, OSError("the user after ~ does not exist")) from None
     target = path.resolve()  # a link, such as one to a repository of settings, stays
     before, mode, is_open = b"", 0o600, False
     try:

@@ -91,7 +91,13 @@ def test_error_in_a_stream_is_kept(event: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", ": keep-alive", "data: [1]", "data: 3", 'data: {"choices": 3}', 'data: {"choices": [7]}']
+    "line",
+    [
+        *("", ": keep-alive", "data: [1]", "data: 3", 'data: {"choices": 3}', 'data: {"choices": [7]}'),
+        'data: {"choices": [{"delta": {"tool_calls": true}}]}',
+        'data: {"usage": {"cache_read_input_tokens": null}}',
+        f"data: {'[' * 100_000}",
+    ],
 )
 def test_strange_lines_say_nothing(line: str) -> None:
     assert reply(line) == Reply()
