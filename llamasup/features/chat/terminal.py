@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,6 +72,8 @@ class Chat:
 
     async def run(self, url: str) -> int:
         """Chat until the user leaves. Returns the exit code."""
+        if isinstance(sys.stdout, TextIOWrapper):  # an answer may have letters that the terminal has not
+            sys.stdout.reconfigure(errors="backslashreplace")
         self._note(f"{self._conversation.model} at {url} · /help lists commands, Ctrl-D leaves")
         # Between two answers, Ctrl-C is a key that empties the line, or comes too late for an answer.
         with self._on_ctrl_c(lambda: None):
