@@ -140,8 +140,9 @@ def test_chat_starts_a_llamasup_and_leaves_nothing(runtime: str, llama_server: s
 
 
 def test_server_that_stops_ends_the_chat(demo: Llamasup) -> None:
-    terminal = Terminal(command("chat", "--pid", str(demo.pid)))
+    terminal = Terminal(command("chat", "--pid", str(demo.pid)), env={"PYTHONIOENCODING": "ascii"})
     try:
+        terminal.shows(r"\\xb7")  # a letter that this terminal has not
         terminal.shows(PROMPT)
         assert demo.stop() == 0
         terminal.press("Hello.\r")

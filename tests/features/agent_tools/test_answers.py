@@ -160,6 +160,7 @@ def test_odd_arguments_have_no_deltas(arguments: str) -> None:
         b'data: {"type":"response.function_call_arguments.delta","item_id":"unknown","delta":"x"}',
         b'event: error\ndata: {"type":"error","error":{"message":"function_call"}}',
         b'data: {"type":"response.completed","response":{"output":["function_call"]}}',
+        b'data: {"response":{"output":[{"type":"function_call","name":"apply_patch"}]}}',
         b'data: {"type":1,"function_call":[' + b"[" * 5000,
         b'data: {"function_call":1}\ndata: {"function_call":2}',
     ],
