@@ -26,7 +26,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from fcntl import ioctl
 from html import escape
 from pathlib import Path
@@ -124,11 +124,24 @@ class Run:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@contextmanager
+def recording(command: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
+    """Run a command, which must exit with 0 soon after the block. Raises SystemExit."""
+    run = Run(command, env)
+    try:
+        yield run
+        run.read_to_end()
+        time.sleep(SILENCE_S)  # the process exits just after its terminal is closed
+    finally:
+        code = run.end()
+    if code:
+        raise SystemExit(f"exit code {code}:\n{run.output}")
+
+
 def chat() -> str:
     """The output of a chat with the demo."""
-    run = Run(CHAT)
-    shows = lambda text: lambda: run.output.count(text) > 0  # noqa: E731
-    try:
+    with recording(CHAT) as run:
+        shows = lambda text: lambda: text in run.output  # noqa: E731
         run.read_until(shows(">>>"))
         for said, answered in (
             ("Hello!\r", " tok/s"),
@@ -138,12 +151,6 @@ def chat() -> str:
             run.press(said.encode())
             run.read_until(shows(answered))
         run.press(b"\x04")
-        run.read_to_end()
-        time.sleep(SILENCE_S)  # the process ends just after its terminal is closed
-    finally:
-        code = run.end()
-    if code:
-        raise SystemExit(f"exit code {code}:\n{run.output}")
     return run.output
 
 
@@ -156,32 +163,21 @@ def launch() -> str:
         )
         Path("agent.gguf").write_bytes(scripted(calls, ANSWER))
         Path("notes.txt").write_text("The question is 6 x 7.\n")
-        run = Run(LAUNCH, {"IS_SANDBOX": "1"})  # else Claude Code refuses to skip its permissions as root
-        try:
-            run.read_to_end()
-            time.sleep(SILENCE_S)
-        finally:
-            code = run.end()
-        if code or Path("answer.txt").read_text() != "42\n":
-            raise SystemExit(f"exit code {code}:\n{run.output}")
+        with recording(LAUNCH, {"IS_SANDBOX": "1"}) as run:  # else Claude Code refuses to run as root
+            pass
+        if Path("answer.txt").read_text() != "42\n":
+            raise SystemExit(f"The task was not done:\n{run.output}")
     return run.output
 
 
 def crash() -> str:
     """The output of a run whose llama-server crashes once."""
-    run = Run(COMMAND)
-    try:
+    with recording(COMMAND) as run:
         run.read_until(lambda: _served_by(run.pid) > 0)
         first = _served_by(run.pid)
         os.kill(first, signal.SIGSEGV)
         run.read_until(lambda: _served_by(run.pid) not in (0, first))
         run.press(b"\x03")
-        run.read_to_end()
-        time.sleep(SILENCE_S)  # the process ends just after its terminal is closed
-    finally:
-        code = run.end()
-    if code:
-        raise SystemExit(f"exit code {code}:\n{run.output}")
     return run.output
 
 

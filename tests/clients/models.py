@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 
 from tests.kit.gguf_writer import KeyValue, write_gguf
+from tests.kit.scripted import TOOL_MESSAGES
 from tests.kit.tiny import WORDS, tiny_keys, tiny_tensors
 
 __all__ = ["tool_caller"]
@@ -19,30 +20,7 @@ _USER_DEFINED = 4  # token type of llama.h
 _END = 4  # <|im_end|>
 _WIDTH = 64
 
-# As Qwen2.5 and Hermes have it.
-_TEMPLATE = r"""
-{%- if tools %}
-{{- '<|im_start|>system\nYou may call functions. Their signatures are within <tools></tools>:\n<tools>' }}
-{%- for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
-{{- '\n</tools>\nFor each call return:\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' }}
-{{- '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
-{%- elif message.tool_calls %}
-{{- '<|im_start|>assistant' }}
-{%- if message.content %}{{ '\n' + message.content }}{% endif %}
-{%- for call in message.tool_calls %}
-{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\n' }}
-{%- else %}
-{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+_TEMPLATE = TOOL_MESSAGES + "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 
 
 def fill_in() -> bytes:

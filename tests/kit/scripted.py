@@ -18,7 +18,7 @@ from msgspec import Struct
 from tests.kit.gguf_writer import KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import FIXED, WORDS, random_weights, tokenizer_keys
 
-__all__ = ["Call", "scripted"]
+__all__ = ["TOOL_MESSAGES", "Call", "scripted"]
 
 
 class Call(Struct, frozen=True):
@@ -48,7 +48,7 @@ _COMMON = (
     *("ed ", "    "),
 )
 
-_TEMPLATE = r"""
+TOOL_MESSAGES = r"""
 {%- if tools %}
 {{- '<|im_start|>system\nYou may call functions. Their signatures are within <tools></tools>:\n<tools>' }}
 {%- for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
@@ -72,12 +72,17 @@ _TEMPLATE = r"""
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
+"""
+"""The template of the messages, as Qwen2.5 and Hermes have it; it also counts the results of tools."""
+_TEMPLATE = (
+    TOOL_MESSAGES
+    + r"""{%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\n' }}
 {%- if not tools %}{{ '<|without tools|>' }}
 {%- elif play.results < LAST %}{{ '<|step ' ~ play.results ~ '|>' }}
 {%- else %}{{ '<|step LAST|>' }}{% endif %}
 {%- endif %}"""
+)
 
 
 def scripted(calls: Sequence[Call], text: str, *, endless: bool = False) -> bytes:

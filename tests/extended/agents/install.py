@@ -76,8 +76,8 @@ def _install_python(venv: Path, programs: Sequence[Program]) -> None:
 
 
 def _run(*words: str) -> None:
-    beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    if (program := shutil.which(words[0], path=beside)) is None:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    if (program := shutil.which(words[0], path=path)) is None:
         raise _CannotInstall(f"{words[0]} is not on PATH")
     done = subprocess.run([program, *words[1:]], capture_output=True, text=True, check=False)
     if done.returncode:
