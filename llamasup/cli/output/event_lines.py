@@ -113,7 +113,7 @@ class ConsoleReporter:
         self, view: View, service: Service | RpcWorker, began_s: float, *, at_terminal: bool = False
     ) -> None:
         self._view = view
-        self._at_terminal = at_terminal  # somebody reads the lines, and has a keyboard
+        self._at_terminal = at_terminal  # a person at a terminal reads the lines
         self._service = service
         self._began_s = began_s
         self._stop_requests = 0

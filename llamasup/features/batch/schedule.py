@@ -19,7 +19,7 @@ from llamasup.core.system.text import INVALID_JSON
 MAX_TRIES: Final = 3
 """How often a line is sent that gets a 5xx or a time-out."""
 MAX_ALONE: Final = 2
-"""How often a line that is alone may crash its server. One crash may have another cause, such as a kill."""
+"""A line that is alone may crash its server this often. One crash may have another cause, such as a kill."""
 PREEMPTED: Final = "batch_preempted"
 """The cause of the proxy for a request that it ended for another client."""
 POISON: Final = "poison_request"

@@ -66,7 +66,7 @@ class Cost(Struct):
             self.finish_reason = choice.finish_reason or self.finish_reason
 
     def text(self, context: int | None) -> str:
-        """One line for people. ``context``: tokens of one request, if known."""
+        """Return the cost in one line of text. ``context``: tokens of one request, if known."""
         if self.usage is None:
             return ""
         used = self.usage.prompt_tokens + self.usage.completion_tokens

@@ -22,7 +22,7 @@ MIN_FIT: Final = 0.1
 """The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
 (--slot-prompt-similarity, b11434)."""
 MAX_BUSIER: Final = 0.5
-"""How much more of its permits the replica with the cache may use than the least busy:
+"""The replica with the cache may use this much more of its permits than the least busy replica.
 ``scripts/simulate/affinity.py`` compares other limits."""
 
 _Process = TypeVar("_Process", bound=Hashable)

@@ -135,7 +135,7 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
 
 
 def expanded(path: str | Path) -> Path:
-    """Return ``path`` with a home folder for its ``~``; unchanged if there is no such user."""
+    """Return ``path`` with a home folder in place of its ``~``, or unchanged if there is no such user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for "~nobody"
 
 
