@@ -40,6 +40,18 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
+def signals_to(listener: Callable[[str], None]) -> Iterator[None]:
+    """Deliver signals to ``listener`` in place of the listener before, in work of ``interruptible``."""
+    before = STOP_SIGNALS.listener
+    assert before is not None
+    STOP_SIGNALS.deliver_to(listener)
+    try:
+        yield
+    finally:
+        STOP_SIGNALS.deliver_to(before)
+
+
+@contextmanager
 def on_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C call ``act`` in the event loop, in work that ``interruptible`` runs.
 
@@ -54,11 +66,8 @@ def on_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
         else:
             before(name)
 
-    STOP_SIGNALS.deliver_to(deliver)
-    try:
+    with signals_to(deliver):
         yield
-    finally:
-        STOP_SIGNALS.deliver_to(before)
 
 
 @contextmanager

@@ -73,6 +73,21 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
     return ControlAddress(url=url, socket=None if api_key else socket_at(url), api_key=api_key)
 
 
+def client_address(*, pid: int | None, url: str | None) -> tuple[str, Sequence[str]]:
+    """Return the URL at which clients reach a running llamasup, and its loaded models, if they are known.
+
+    Raises what ``find_target`` and ``ControlClient`` raise.
+    """
+    from llamasup.core.control.client import ControlClient
+
+    address = find_target(pid=pid, url=url, api_key_file=None)
+    if address.socket is None:
+        return address.url, ()
+    with ControlClient(address) as client:
+        status = client.status()
+    return str(status["url"]), [str(model["id"]) for model in status["models"] if model["state"] == "ready"]
+
+
 def full_url(url: str) -> str:
     """Return the URL of a llamasup with its scheme and without ``/v1``. Raises UsageInvalid."""
     full = url if "://" in url else f"http://{url}"

@@ -51,11 +51,6 @@ Template = Annotated[
     ),
 ]
 Endpoint = Annotated[str, option("--endpoint", "PATH", "The path for the requests of --template.")]
-Pid = Annotated[int | None, option("--pid", "PID", "Process ID of the llamasup to use, if several run.")]
-Url = Annotated[str | None, option("--url", "URL", "URL of the llamasup to use. Env: $LLAMASUP_URL.")]
-KeyFile = Annotated[
-    Path | None, option("--api-key-file", "PATH", "File with the API key. Env: $LLAMASUP_API_KEY.")
-]
 OnlyBetween = Annotated[
     str | None, option("--only-between", "HH:MM-HH:MM", "Start requests only in these hours.")
 ]
@@ -82,9 +77,9 @@ def run(
     model: ModelToRun = None,
     template: Template = None,
     endpoint: Endpoint = "/v1/chat/completions",
-    pid: Pid = None,
-    url: Url = None,
-    api_key_file: KeyFile = None,
+    pid: o.UsedPid = None,
+    url: o.UsedUrl = None,
+    api_key_file: o.UsedKeyFile = None,
     only_between: OnlyBetween = None,
     concurrency: Concurrency = None,
     json: o.Json = False,

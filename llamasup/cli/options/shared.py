@@ -58,6 +58,11 @@ ConfigFile = Annotated[
 WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
 Watch = Annotated[bool, flag("--watch", WATCH_HELP, rich_help_panel=_OF_MODELS)]
 Json = Annotated[bool, flag("--json", "Print JSON.")]
+UsedPid = Annotated[int | None, option("--pid", "PID", "Process ID of the llamasup to use, if several run.")]
+UsedUrl = Annotated[str | None, option("--url", "URL", "URL of the llamasup to use. Env: $LLAMASUP_URL.")]
+UsedKeyFile = Annotated[
+    Path | None, option("--api-key-file", "PATH", "File with the API key. Env: $LLAMASUP_API_KEY.")
+]
 
 _OF_ONE_MODEL = ("draft_model", "mmproj")
 

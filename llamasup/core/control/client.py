@@ -68,7 +68,7 @@ class ControlClient:
 
     def __init__(self, address: ControlAddress) -> None:
         self.address = address
-        with self._mapped_errors("the request"):
+        with mapped_errors(self.address.shown, "the request"):
             reached = self._reached()
             if not httpx.URL(reached.url).host:
                 raise httpx.UnsupportedProtocol("the host is missing")
@@ -92,7 +92,7 @@ class ControlClient:
     def models(self) -> Sequence[Mapping[str, Any]]:
         """The models of ``/v1/models``, which a key of a client may see. Not over the private socket."""
         what = "GET /v1/models"
-        with self._mapped_errors(what):
+        with mapped_errors(self.address.shown, what):
             response = self._http.get(
                 f"{self.address.url.rstrip('/')}/v1/models", timeout=_timeout(_TIMEOUT_S)
             )
@@ -109,7 +109,7 @@ class ControlClient:
         """The lines of a streamed answer of a model, as a client gets them. Not over the private socket."""
         what, url = f"POST {path}", f"{self.address.url.rstrip('/')}{path}"
         with (
-            self._mapped_errors(what),
+            mapped_errors(self.address.shown, what),
             self._http.stream("POST", url, json=body, timeout=_timeout(timeout_s)) as response,
         ):
             if not response.is_success:
@@ -203,7 +203,7 @@ class ControlClient:
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         what = f"{method} {_PREFIX}{path}"
-        with self._mapped_errors(what):
+        with mapped_errors(self.address.shown, what):
             response = self._http.request(method, path, params=query, timeout=_timeout(silence_s), json=body)
         return self._answer(response, what)
 
@@ -213,7 +213,7 @@ class ControlClient:
     ) -> Iterator[httpx.Response]:
         what = f"GET {_PREFIX}{path}"
         with (
-            self._mapped_errors(what),
+            mapped_errors(self.address.shown, what),
             self._http.stream("GET", path, params=query, timeout=_timeout(silence_s)) as response,
         ):
             if not response.is_success:
@@ -229,35 +229,6 @@ class ControlClient:
             return reach(self.address.socket)
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
-
-    @contextmanager
-    def _mapped_errors(self, what: str) -> Iterator[None]:
-        """Raise errors of httpx as errors of llamasup."""
-        shown = self.address.shown
-        try:
-            yield
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise UsageInvalid(
-                f"{shown!r} is not a valid URL of a llamasup: {error}.",
-                remedy="Write it like http://127.0.0.1:8080.",
-            ) from None
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotRunning(
-                f"No llamasup answers at {shown}: {str(error) or 'timed out'}.",
-                remedy=TRUST_REMEDY
-                if is_untrusted(error)
-                else "Check the URL, and whether llamasup runs there.",
-            ) from None
-        except httpx.TimeoutException:
-            raise ControlFailed(
-                f"llamasup at {shown} does not answer {what}.",
-                remedy="Check whether its process is suspended or overloaded.",
-            ) from None
-        except httpx.HTTPError as error:
-            raise ControlFailed(
-                f"The connection to llamasup at {shown} broke: {str(error) or type(error).__name__}.",
-                remedy="Check whether it has exited.",
-            ) from None
 
     def _answer(self, response: httpx.Response, what: str) -> dict[str, Any]:
         """The JSON of a complete response. Raises the error that it contains."""
@@ -288,6 +259,33 @@ class ControlClient:
         if cause == "api_key" and self.address.api_key is None:
             failed.remedy = "Give a key with --api-key-file or $LLAMASUP_API_KEY."
         return failed
+
+
+@contextmanager
+def mapped_errors(shown: str, what: str) -> Iterator[None]:
+    """Raise errors of httpx as errors of llamasup. ``shown``: the address; ``what``: the request."""
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UsageInvalid(
+            f"{shown!r} is not a valid URL of a llamasup: {error}.",
+            remedy="Write it like http://127.0.0.1:8080.",
+        ) from None
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise NotRunning(
+            f"No llamasup answers at {shown}: {str(error) or 'timed out'}.",
+            remedy=TRUST_REMEDY if is_untrusted(error) else "Check the URL, and whether llamasup runs there.",
+        ) from None
+    except httpx.TimeoutException:
+        raise ControlFailed(
+            f"llamasup at {shown} does not answer {what}.",
+            remedy="Check whether its process is suspended or overloaded.",
+        ) from None
+    except httpx.HTTPError as error:
+        raise ControlFailed(
+            f"The connection to llamasup at {shown} broke: {str(error) or type(error).__name__}.",
+            remedy="Check whether it has exited.",
+        ) from None
 
 
 def _timeout(read_s: float | None) -> httpx.Timeout:

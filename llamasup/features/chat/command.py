@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from llamasup.cli.command_group import argument, command_set, option
+from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import error_text, guarded
 from llamasup.errors import LlamasupError, ModelMissing, NotRunning, UsageInvalid
 
@@ -40,11 +41,6 @@ System = Annotated[str, option("--system", "TEXT", "The system prompt.")]
 Images = Annotated[
     list[Path] | None, option("--image", "PATH", "An image for the first message. Repeatable.")
 ]
-Url = Annotated[str | None, option("--url", "URL", "URL of the llamasup to use. Env: $LLAMASUP_URL.")]
-Pid = Annotated[int | None, option("--pid", "PID", "Process ID of the llamasup to use, if several run.")]
-KeyFile = Annotated[
-    Path | None, option("--api-key-file", "PATH", "File with the API key. Env: $LLAMASUP_API_KEY.")
-]
 
 
 @commands.command()
@@ -57,9 +53,9 @@ def chat(
     prompt: Question = None,
     system: System = "",
     image: Images = None,
-    url: Url = None,
-    pid: Pid = None,
-    api_key_file: KeyFile = None,
+    url: o.UsedUrl = None,
+    pid: o.UsedPid = None,
+    api_key_file: o.UsedKeyFile = None,
 ) -> int:
     """Chat with a model in the terminal or in a pipe.
 
@@ -125,7 +121,7 @@ async def _print_answer(conversation: Conversation, client: Client) -> int:
             text = "".join(choice.delta.content or "" for choice in chunk.choices)
             text = safe(text) if is_terminal else text
             if text and not write_bytes(text.encode(encoding, "backslashreplace")):
-                return 0  # nobody reads further
+                return 0  # the reader has closed the pipe
             last = text or last
     finally:
         await answer.aclose()
@@ -195,17 +191,11 @@ async def _server(
 
 def _running(model: str | None, url: str | None, pid: int | None, key: str | None) -> ServedModel:
     """Return the model of a running llamasup: the named one, the only one, or the only loaded one."""
-    from llamasup.cli.target import find_target
-    from llamasup.core.control.client import ControlClient
+    from llamasup.cli.target import client_address
     from llamasup.core.control.served_model import served_model
 
-    address = find_target(url=url, pid=pid, api_key_file=None)
-    if address.socket is None:
-        return served_model(address.url, model, key)
-    with ControlClient(address) as control:
-        status = control.status()
-    loaded = [str(entry["id"]) for entry in status["models"] if entry["state"] == "ready"]
-    return served_model(str(status["url"]), model, key, loaded=loaded)
+    found, loaded = client_address(pid=pid, url=url)
+    return served_model(found, model, key, loaded=loaded)
 
 
 def _is_startable(model: str) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Self
+from typing import Final, Self
 
+import msgspec
+
+from llamasup.core.control.client import mapped_errors
 from llamasup.core.http.errors import error_from
-from llamasup.core.http.httpx_client import TRUST_REMEDY, httpx, is_untrusted, trusted
+from llamasup.core.http.httpx_client import httpx, trusted
 from llamasup.core.http.sse import Lines
 from llamasup.core.system.text import INVALID_JSON
-from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
+from llamasup.errors import ControlFailed, LlamasupError, UsageInvalid
 from llamasup.features.chat.answer import Chunk, chunk_of
 from llamasup.features.chat.conversation import Conversation
 
+_PATH: Final = "/v1/chat/completions"
+_JSON: Final = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _MAX_ERROR_BYTES = 1 << 20
 
@@ -41,13 +46,15 @@ class Client:
     async def answer(self, conversation: Conversation) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of the next answer. Raises the error that refuses or ends it."""
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        body = {**conversation.body(), **options}
-        finished = False
         try:
-            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            body = msgspec.json.encode({**conversation.body(), **options})
+        except UnicodeEncodeError:
+            raise UsageInvalid("The message or the system prompt is not UTF-8 text.") from None
+        lines, finished = Lines(), False
+        with mapped_errors(self._url, f"POST {_PATH}"):
+            async with self._http.stream("POST", _PATH, content=body, headers=_JSON) as response:
                 if not response.is_success:
                     raise _refusal(response.status_code, await _json(response))
-                lines = Lines()
                 async for data in response.aiter_bytes():
                     for line in lines.add(data):
                         if (chunk := chunk_of(line)) is None:
@@ -56,18 +63,6 @@ class Client:
                             raise error_from(502, {"error": chunk.error})
                         finished = finished or any(choice.finish_reason for choice in chunk.choices)
                         yield chunk
-        except UnicodeEncodeError:
-            raise UsageInvalid("The message or the system prompt is not UTF-8 text.") from None
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotRunning(
-                f"No llamasup answers at {self._url}: {str(error) or 'timed out'}.",
-                remedy=TRUST_REMEDY if is_untrusted(error) else "Check whether it still runs: `llamasup ps`.",
-            ) from None
-        except httpx.HTTPError as error:
-            raise ControlFailed(
-                f"The connection to llamasup at {self._url} broke: {str(error) or type(error).__name__}.",
-                remedy="Check whether it has exited.",
-            ) from None
         if not finished:
             raise ControlFailed("The answer ended before it was complete.")
 

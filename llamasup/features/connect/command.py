@@ -17,7 +17,7 @@ from llamasup.cli.command_group import Command, argument, command_set, flag, opt
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
-from llamasup.cli.target import find_target
+from llamasup.cli.target import client_address
 from llamasup.errors import ClientMissing, ConfigInvalid, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def connect(
             f"{chosen.title} has no settings file that other programs may write.",
             remedy=f"See what to enter: llamasup connect {client}",
         )
-    connection = connection_to(_address(url, pid), model, key_from(api_key_file))
+    connection = connection_to(client_address(pid=pid, url=url)[0], model, key_from(api_key_file))
     warning = context_warning(chosen, connection)
     if check:
         _check(chosen, name, connection, warning, json=json)
@@ -146,19 +146,6 @@ def _warn(view: View, warning: Warned | None) -> None:
 
 def _as_json(warning: Warned | None) -> list[dict[str, str]]:
     return [] if warning is None else [{"message": warning.message, "remedy": warning.remedy}]
-
-
-# --- the running llamasup ----------------------------------------------------------------------------
-
-
-def _address(url: str | None, pid: int | None) -> str:
-    from llamasup.core.control.client import ControlClient
-
-    address = find_target(pid=pid, url=url, api_key_file=None)
-    if address.socket is None:
-        return address.url
-    with ControlClient(address) as control:
-        return str(control.status()["url"])
 
 
 # --- the settings file -------------------------------------------------------------------------------
@@ -345,7 +332,7 @@ def launch(
             f"The command {chosen.program!r} of {chosen.title} is not on PATH.",
             remedy=f"Install it: {chosen.install}",
         )
-    found = _address(url, pid) if url is not None or pid is not None else running_with(model)
+    found = client_address(pid=pid, url=url)[0] if url is not None or pid is not None else running_with(model)
     if found is None:
         assert model is not None
         _fetch(view, model)
@@ -409,7 +396,7 @@ class _Session:
     async def _run_client(self, folder: Path, to: Connection) -> int:
         import asyncio
 
-        from llamasup.cli.stop_signals import STOP_SIGNALS
+        from llamasup.cli.interruptible import signals_to
         from llamasup.core.system.process.sweep import end_descendants, tag_environment
         from llamasup.features.connect.check import context_warning
 
@@ -439,8 +426,8 @@ class _Session:
         def deliver(name: str) -> None:
             loop.call_soon_threadsafe(on_signal, name)
 
-        STOP_SIGNALS.deliver_to(deliver)
-        code = await process.wait()
+        with signals_to(deliver):
+            code = await process.wait()
         self._runs = False
         if code < 0:  # not after a normal exit: what the user has started in the background may stay
             await asyncio.to_thread(end_descendants, environment)
