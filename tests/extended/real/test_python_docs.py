@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-import llamasup
 from tests.e2e.driver import PATIENCE_S
 from tests.kit.paths import ROOT
 from tests.kit.tour import blocks
@@ -49,13 +48,3 @@ def test_application_example_answers_a_request() -> None:
     exec(APPLICATION, names)  # noqa: S102 - our own documentation
     with TestClient(names["app"]) as client:  # type: ignore[arg-type]
         assert client.get("/words").json()["text"]
-
-
-def test_table_of_errors_is_complete_and_correct() -> None:
-    table = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCS, re.M))))
-    errors = {
-        name
-        for name in llamasup.__all__
-        if isinstance(error := getattr(llamasup, name), type) and issubclass(error, llamasup.LlamasupError)
-    }
-    assert table == errors - {"LlamasupError"}
