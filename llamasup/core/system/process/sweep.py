@@ -126,17 +126,27 @@ def record_ready_file(folder: Path, path: Path) -> None:
         (folder / _READY_FILE).write_bytes(os.fsencode(path))
 
 
-def sweep(only: Path | None = None) -> tuple[Swept, ...]:
-    """Clean up after stale runs; with ``only`` after the run with this folder. Never raises.
-
-    A process that was killed while it asked a program for its options has another folder.
-    """
-    folders = list(run_folders())
-    of_run = [pid for folder, pid in folders if folder == only]
-    swept = [_swept(folder, pid) for folder, pid in folders if only is None or pid in of_run]
-    if only is None:
-        _sweep_parts()
+def sweep() -> tuple[Swept, ...]:
+    """Clean up after all stale runs. Never raises."""
+    swept = [_swept(folder, pid) for folder, pid in run_folders()]
+    _sweep_parts()
     return tuple(filter(None, swept))
+
+
+def sweep_run(only: Path) -> None:
+    """Clean up after the ended run with this folder. Tries for 2 s while a folder of this run exists.
+
+    A process that was killed while it asked a program for its options has another folder. A child that the
+    process was just starting holds the lock of a folder until its ``exec``.
+    """
+    of_run = [pid for folder, pid in run_folders() if folder == only]
+    deadline_s = time.monotonic() + GONE_WITHIN_S
+    while left := [(folder, pid) for folder, pid in run_folders() if pid in of_run]:
+        for folder, pid in left:
+            _swept(folder, pid)
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _swept(folder: Path, pid: int) -> Swept | None:
@@ -275,7 +285,7 @@ def _records(folder: Path) -> Iterator[tuple[int, str, str]]:
 
 def main() -> None:
     """Run as a process whose argument is the folder."""
-    sweep(only=Path(sys.argv[1]))
+    sweep_run(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from llamasup.core.system.native import native
 from llamasup.core.system.process import run_folder as module
 from llamasup.core.system.process.child import StaleRun
 from llamasup.core.system.process.run_folder import NO_CONTROL, OWNER, run_folder, run_folders, scratch_folder
-from llamasup.core.system.process.sweep import record_ready_file, stale_runs, sweep
+from llamasup.core.system.process.sweep import record_ready_file, stale_runs, sweep, sweep_run
 from llamasup.core.system.storage import folders
 from llamasup.core.system.storage.folders import cache_folder, claim, state_folder
 
@@ -155,8 +155,28 @@ def test_sweep_of_a_run_removes_all_folders_of_its_process_and_no_others(base: P
     """A killed process may have had a folder in which it asked a program for its options."""
     names = (f"{dead}-one", f"{dead}-asked", f"{dead}0-other")
     one, asked, other = (made(base / "llamasup" / name) for name in names)
-    assert {swept.folder for swept in sweep(only=one)} == {one, asked}
+    sweep_run(one)
+    assert not one.exists()
+    assert not asked.exists()
     assert other.is_dir()
+
+
+@pytest.mark.parametrize("locked", ["one", "asked"])
+def test_sweep_of_a_run_waits_for_a_lock_that_is_held_for_a_moment(
+    base: Path, dead: int, locked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that the killed process was just starting holds the lock until its ``exec``."""
+    one, asked = (made(base / "llamasup" / f"{dead}-{name}") for name in ("one", "asked"))
+    lock = claim(base / "llamasup" / f"{dead}-{locked}")
+    assert lock is not None
+    locks = [lock]
+    monkeypatch.setattr(
+        "llamasup.core.system.process.sweep.time.sleep", lambda _: os.close(locks.pop()) if locks else None
+    )
+    sweep_run(one)
+    assert not locks
+    assert not one.exists()
+    assert not asked.exists()
 
 
 @pytest.mark.usefixtures("base")
