@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
+import llamasup
+from llamasup import errors
 from llamasup.core.config.config_keys import json_schema
 from llamasup.features import config_keys
 from tests.kit.configs import load
@@ -182,6 +184,14 @@ def test_marked_blocks_are_commands(page: Path) -> None:
 def test_each_page_is_linked_from_the_readme() -> None:
     linked = {target.partition("#")[0] for target in links(PAGES[0])}
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_list_of_errors_is_complete() -> None:
+    section = text_of(ROOT / "docs" / "python.md").split("\n## Errors\n")[1].split("\n## ")[0]
+    listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^- ([^:]*):", section, re.M)))
+    assert sorted(listed) == sorted(
+        {name for name in llamasup.__all__ if hasattr(errors, name)} - {"LlamasupError"}
+    )
 
 
 def test_picture_of_the_readme_shows_the_output_of_the_tour() -> None:
