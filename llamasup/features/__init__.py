@@ -123,6 +123,11 @@ FEATURES: Final = (
         downloads="llamasup.features.downloads.manager:Downloads",
         fetch_missing="llamasup.features.downloads.command:ensure_downloaded",
     ),
+    Feature(
+        "router",
+        config_key="llamasup.features.router.settings:ROUTER",
+        routes="llamasup.features.router.routes:routes",
+    ),
     Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(
         "systemd",

@@ -32,7 +32,7 @@ from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
 from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
-from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
+from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig, RouterApi
 from llamasup.core.settings.model import NO_REPAIRS, Repair, Settings, repairs_of
 from llamasup.core.settings.units import Size
 from llamasup.core.supervision.events import Bus
@@ -40,6 +40,7 @@ from llamasup.core.supervision.states import Policy, PolicyOptions
 from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.process.sweep import sweep
 from llamasup.errors import UnsafeBind, UsageInvalid
+from llamasup.features import config_key
 from llamasup.service.models import HostedEntry, HostedModels, LogListener, OnlyEntry
 
 STANDARD_ERROR: Final = Path("-")
@@ -315,8 +316,16 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
         route_by_model=route_by_model,
         console=console,
         rules=replace(shared.rules, batches=batches is not None, data_only=route_by_model and console),
+        router=_router_api(options) if route_by_model else None,
         limits=limits,
     )
+
+
+def _router_api(options: ListenOptions) -> RouterApi | None:
+    if (key := config_key("router")) is None:
+        return None
+    value = options.features.get(key.name, key.default)
+    return RouterApi(value.inference_keys, value.props)
 
 
 def load_tls(options: ListenOptions) -> TlsContext | None:

@@ -125,6 +125,10 @@ class ControlTarget(Protocol):
         """Why the model is in its state, in sentences (docs/control.md)."""
         ...
 
+    def listed(self, model: str) -> Mapping[str, Any]:
+        """A model of this node as ``/v1/models`` lists it."""
+        ...
+
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The last decisions about all models, the newest first."""
         ...

@@ -27,11 +27,13 @@ from llamasup.core.control.interface import (
 )
 from llamasup.core.http.address import Address
 from llamasup.core.hub.remote_file import Listener
+from llamasup.core.models.access import resolved
 from llamasup.core.models.spec import Changes
 from llamasup.core.observability.counters import InstanceGauges, NodeGauges
 from llamasup.core.pool.catalog.catalog import OnlyModel
 from llamasup.core.pool.catalog.collect import info_of
 from llamasup.core.pool.catalog.status import gauges_of, held_bytes_of, model_status
+from llamasup.core.pool.catalog.v1_models import entry_of
 from llamasup.core.pool.driver import is_ready_or_settled
 from llamasup.core.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.core.pool.model import ManagedModel
@@ -207,6 +209,10 @@ class PoolTarget:
 
     def why(self, model: str) -> Mapping[str, Any]:
         return self.catalog.why(model)
+
+    def listed(self, model: str) -> Mapping[str, Any]:
+        managed = self._models.known(model)
+        return entry_of(info_of(managed), resolved(managed.spec))
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]

@@ -27,7 +27,7 @@ SOCKET_NAME = "control.sock"
 THROUGH_PROXY = b"x-llamasup-through-proxy"
 """The header that the proxy adds to each request that it forwards to the control API."""
 
-_CLIENT = "x-llamasup-client"
+_CLIENT, _MODELS = "x-llamasup-client", "x-llamasup-models"
 BACKLOG = 64
 _KEY_BYTES = 32
 
@@ -51,6 +51,12 @@ class Reached(Struct, frozen=True):
 def client_of(headers: Mapping[str, str]) -> str:
     """The client whose key a request has that the proxy forwards; empty without a key."""
     return unquote(headers.get(_CLIENT, ""))
+
+
+def limits_of(headers: Mapping[str, str]) -> list[str]:
+    """The names and patterns of models to which the key of such a request is limited; empty: it is not."""
+    limits = unquote(headers.get(_MODELS, ""))
+    return limits.split(",") if limits else []
 
 
 def listen(path: Path) -> Listening:

@@ -132,6 +132,10 @@ class Application:
         handlers = {LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug}
         self._starlette = Starlette(routes=routes, exception_handlers=handlers)
         self._starlette.router.redirect_slashes = False  # a name may end with a slash
+        # For the routes of features.
+        self._kinds = [self._streams, self._pulls]
+        state = self._starlette.state
+        state.streams, state.is_open, state.in_background = self._kinds, self._is_open, self._in_background
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. A route of Starlette also matches a path with a newline after it."""
@@ -141,8 +145,8 @@ class Application:
 
     def end(self) -> None:
         """End the streams, and cancel the changes in the background."""
-        self._streams.end()
-        self._pulls.end()
+        for streams in self._kinds:
+            streams.end()
         for task in self._background:
             task.cancel()
 
@@ -303,7 +307,11 @@ class Application:
         if _number(request, "wait", 1, 1) == 1:
             await (_while_awaited(request, work) if while_awaited else work())
             return True
-        task = self._tasks.create_task(_caught(work), name=f"control{request.url.path}")
+        return await self._in_background(work, f"control{request.url.path}")
+
+    async def _in_background(self, work: _Work, name: str) -> bool:
+        """Whether ``work`` is done at once; else it continues. Raises its early errors."""
+        task = self._tasks.create_task(_caught(work), name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         await asyncio.sleep(0)

@@ -237,6 +237,14 @@ def _named_in_query(query: bytes) -> str | None:
     return name or None
 
 
+def autoload_of(query: bytes) -> bool | None:
+    """Return the first ``autoload=`` of a raw query, as llama.cpp's router reads it; None without one."""
+    for pair in query.split(b"&"):
+        if pair.startswith(b"autoload="):
+            return pair[9:] in (b"true", b"1") if pair[9:] else None
+    return None
+
+
 def renamed_query(query: bytes, name: str) -> bytes:
     """Return the raw query with this model, if it names one."""
     pairs = query.split(b"&")

@@ -48,6 +48,7 @@ class Route(msgspec.Struct, frozen=True):
     lists: bool = False  # lists the models, or describes one
     has_paths: bool = False  # its answer contains paths of this machine
     of_batches: bool = False  # of the API for batches
+    of_router: bool = False  # loads and unloads models, as llama.cpp's router does
     is_known: bool = True  # some build of llama-server has it, or llamasup itself
 
 
@@ -71,6 +72,7 @@ _PLAIN = """
 """
 _SETTINGS = "/props /lora-adapters"
 _TOOLS = "/tools /cors-proxy /mcp"
+_ROUTER = "/models/load /models/unload /models/sse"
 _ROUTES = {
     path.encode(): Route(path, infers=True, streams=True, waits=True, repeats=True, work=Work.TEXT)
     for path in _GENERATION.split()
@@ -98,6 +100,7 @@ FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_b
 _OTHER = Route(OTHER_LABEL, infers=True, waits=True, is_known=False)
 _CLOSED_ROUTE = Route(OTHER_LABEL)
 _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
+_ROUTES |= {path.encode(): Route(path, of_router=True) for path in _ROUTER.split()}
 
 
 def route_of(path: bytes, *, batches: bool = False) -> Route:
@@ -187,8 +190,9 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
     return None if route.label in (OTHER_LABEL, route_of(path.removeprefix(prefix)).label) else route
 
 
-# /llamasup is here for its other spellings; another function handles the plain one.
-_CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
+# /llamasup is here for its other spellings; another function handles the plain one. So it is for those of the
+# router where llamasup has this API.
+_CLOSED = tuple(path.encode() for path in f"{_TOOLS} {_ROUTER} /llamasup".split())
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # settings that all clients share
 _NEVER_CLOSED = frozenset(_ROUTES) - _CLOSED_CHANGES - {*_CLOSED}

@@ -76,9 +76,11 @@ def output_modalities(facts: ModelFacts | None, works: Sequence[Work]) -> tuple[
 
 def may_use(key: ApiKey | None, model: ResolvedModel) -> bool:
     """Whether the key allows the model by any of its names."""
-    if key is None or not key.models:
-        return True
-    return any(pattern(allowed).fullmatch(name) for allowed in key.models for name in model.names)
+    return key is None or not key.models or allows(key.models, model.names)
+
+
+def allows(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(pattern(allowed).fullmatch(name) for allowed in patterns for name in names)
 
 
 # --- refusals --------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+from msgspec.structs import replace
+
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import TrustedProxies, is_local_name
@@ -60,6 +62,7 @@ class AccessPolicy:
         self.console = ConsoleAccess() if console is None else console
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
+        self._router = config.router
         self.dialect = dialect
         self.rules = config.rules
         health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
@@ -97,6 +100,8 @@ class AccessPolicy:
             return None
         if head.route is CONTROL:
             return self._judge_control(head, key)
+        if head.route.of_router and self._router is not None:
+            return self._judge_router(head, key, open_to_all=self._router.inference_keys)
         if key is None:
             if keys.needed:
                 return _unauthorized(head)
@@ -202,6 +207,19 @@ class AccessPolicy:
                 remedy="use the llamasup command on this machine, or create a key with --rights control",
             )
         return _unauthorized(head) if key is None else _without_right(key, "inference", "control")
+
+    def _judge_router(
+        self, head: Head, key: ApiKey | None, *, open_to_all: bool
+    ) -> ApiKey | HttpError | None:
+        """``open_to_all``: to every client that may use a model."""
+        if open_to_all and (key is not None or not self.needs_key):
+            return key
+        found = self._judge_control(head, key)
+        if not isinstance(found, HttpError):
+            return found
+        return replace(
+            found, remedy=f"{found.remedy}, or set `router: {{inference_keys: true}}` in the config"
+        )
 
 
 def _is_answered_here(head: Head) -> bool:

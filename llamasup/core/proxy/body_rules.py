@@ -27,7 +27,8 @@ FEW_STEPS: Final = 25_000
 def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
     """Decode a buffered body, and set the requested model and the jobs. Returns the refusal, if any."""
     head, body = request.head, request.body
-    if config.rules.transparent or head.route is CONTROL or head.route.of_batches:
+    route = head.route
+    if config.rules.transparent or route is CONTROL or route.of_batches or route.of_router:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:

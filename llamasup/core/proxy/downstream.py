@@ -23,6 +23,7 @@ from llamasup.core.proxy.request import Request, record_of
 from llamasup.core.proxy.routing import (
     FORWARDED,
     Answerer,
+    after_autoload,
     answer_locally,
     answer_unserved,
     answerer_of,
@@ -346,7 +347,7 @@ class Downstream(ClientTransport):
             if found := answer_unserved(request, close=not self.keeps_alive(request)):
                 self._answered(request, *found)
                 return
-            why = unknown_path(request, why)
+            why = after_autoload(request, unknown_path(request, why))
         if why.status in _FINAL_STATUSES:
             self._refuse(request, why)
             return

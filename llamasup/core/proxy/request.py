@@ -204,8 +204,11 @@ class Request(msgspec.Struct, eq=False):
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if mark := endpoint.mark:
             opening += mark
-        if self.key is not None and (head.route is CONTROL or head.route.of_batches):
-            opening += b"X-Llamasup-Client: " + quote(self.key.client).encode("ascii") + b"\r\n"
+        route, key = head.route, self.key
+        if key is not None and (route is CONTROL or route.of_batches or route.of_router):
+            opening += b"X-Llamasup-Client: " + quote(key.client).encode("ascii") + b"\r\n"
+            if route.of_router and key.models and not key.controls:
+                opening += b"X-Llamasup-Models: " + quote(",".join(key.models)).encode("ascii") + b"\r\n"
         return opening
 
     def wants_events(self) -> bool:
@@ -221,14 +224,14 @@ class Request(msgspec.Struct, eq=False):
 def overdue(request: Request, config: ProxyConfig, now: float) -> HttpError | None:
     """The error for a request that has exceeded its time.
 
-    The event stream of the control API, and a download of a file of batches, have no limit.
+    The event streams of the control API, and a download of a file of batches, have no limit.
     """
     route = request.head.route
     timeout_s, remedy = config.request_timeout_s, "request less at once, or raise --request-timeout"
     if route.of_batches:
         timeout_s = config.limits.file_upload_s if request.head.method == b"POST" else None
         remedy = "divide the file"
-    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL:
+    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL or route.of_router:
         return None
     return HttpError(
         504, f"request timed out after {timeout_s:g} s", "timeout_error", "request_timeout", remedy

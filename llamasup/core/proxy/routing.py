@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from llamasup._version import __version__
 from llamasup.core.http.heads import (
@@ -22,7 +23,13 @@ from llamasup.core.http.heads import (
     response,
     with_query,
 )
-from llamasup.core.http.requested_model import FORMS_ONLY, named_in_path, plain_json, renamed_query
+from llamasup.core.http.requested_model import (
+    FORMS_ONLY,
+    autoload_of,
+    named_in_path,
+    plain_json,
+    renamed_query,
+)
 from llamasup.core.http.routes import CONTROL, RESPONSES
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
@@ -38,6 +45,7 @@ __all__ = [
     "FORWARDED",
     "Answerer",
     "access_denied",
+    "after_autoload",
     "answer_locally",
     "answer_unserved",
     "answerer_of",
@@ -57,10 +65,12 @@ _MAX_SHOWN: Final = 200  # letters of an error
 
 _encode = msgspec.json.Encoder().encode
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
-# As llama-server with several models (b11434). Its web interface and other clients look for the role.
+# As llama-server with several models (b11434). Its web interface and other clients look for the role. The
+# memory limits the number of models.
 _ROUTER = (
-    b'{"role":"router","model_alias":"llamasup","model_path":"none",'
-    b'"default_generation_settings":{"params":{},"n_ctx":0}}'
+    b'{"role":"router","max_instances":0,"models_autoload":true,"model_alias":"llamasup","model_path":"none",'
+    b'"default_generation_settings":{"params":{},"n_ctx":0},"ui_settings":{},"build_info":"llamasup %b",'
+    b'"cors_proxy_enabled":false}' % __version__.encode()
 )
 _READS = frozenset({b"GET", b"HEAD"})
 _ALLOW = b"Allow: GET, HEAD, OPTIONS\r\n"
@@ -103,7 +113,10 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
     if head.route.lists and (head.from_node or backend.lists_models):
         return _MODEL_LIST
-    if not transparent and (head.route is CONTROL or head.route.of_batches or head.path in CONTROL_PATHS):
+    route = head.route
+    if not transparent and (
+        route is CONTROL or route.of_batches or route.of_router or head.path in CONTROL_PATHS
+    ):
         return _CONTROL
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
@@ -119,6 +132,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
             return HttpError(404, "this server has no control API", type="not_found_error")
         return control.lease()
     key, infers = request.key, request.head.needs_permit
+    if request.requested_model is None and request.head.route.label == "/props" and _is_router(proxy):
+        return unnamed_model(())  # ``answer_unserved`` answers instead
     limited = key is not None and bool(key.models)
     # Only work for a model downloads it, and only for a key that may use all models.
     route = proxy.backend.resolve(
@@ -151,6 +166,11 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     if request.body and (suspects := route.served.queue.suspects).known:
         return _lease_beside(suspects, request, route.served)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _is_router(proxy: ProxyContext) -> bool:
+    """Whether /props without a model is about llamasup, and not about the default model."""
+    return proxy.config.router is not None and proxy.config.router.props
 
 
 def _change_tools(request: Request, proxy: ProxyContext) -> None:
@@ -280,6 +300,23 @@ def unknown_path(request: Request, why: HttpError) -> HttpError:
     return HttpError(
         404, f"no known llama-server has the path {path!r}", "not_found_error", "unknown_path", remedy
     )
+
+
+def after_autoload(request: Request, why: HttpError) -> HttpError:
+    """Return why the request is not served, after its ``?autoload=`` (llama.cpp's router).
+
+    With false, it loads no model. With true, a GET with a key also waits for the load. Without a key it does
+    not, because every web page can send a GET without an Origin.
+    """
+    head = request.head
+    if why.status != 503 or (loads := autoload_of(head.query)) is None:
+        return why
+    if loads and head.method in _READS and head.route.label == "/props" and request.key is not None:
+        request.head = replace(head, may_wait=True)
+    if loads or (why.queueable and not why.absent):
+        return why
+    remedy = "load it, or leave out autoload=false" if why.absent else why.message
+    return HttpError(400, "model is not loaded", cause="not_loaded", remedy=remedy)
 
 
 def answer_unserved(request: Request, *, close: bool) -> tuple[int, bytes] | None:

@@ -75,6 +75,16 @@ class Limits(Struct, frozen=True):
         )
 
 
+class RouterApi(Struct, frozen=True):
+    """Serve llama.cpp's router API (docs/router.md). ``inference_keys``: to every client that may use a
+    model, and not only to keys with the right ``control``. ``props``: /props without a model is about
+    llamasup, even if there is a default model.
+    """
+
+    inference_keys: bool = False
+    props: bool = False
+
+
 class ProxyConfig(Struct, frozen=True):
     """``hosts``: names that the Host header may have, as well as local names, the bound address, and the name
     of this ``machine``.
@@ -88,7 +98,7 @@ class ProxyConfig(Struct, frozen=True):
     ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: the interval of SSE comments to a waiting stream; None: no comments.
     ``console``: serve the web console. ``holds_bodies``: forward no body while it arrives, because it may be
-    repaired.
+    repaired. ``router``: None closes the paths of this API.
     """
 
     hosts: tuple[str, ...] = ()
@@ -105,4 +115,5 @@ class ProxyConfig(Struct, frozen=True):
     remote_media: tuple[str, ...] = ()
     console: bool = False
     holds_bodies: bool = False
+    router: RouterApi | None = None
     limits: Limits = field(default_factory=Limits)

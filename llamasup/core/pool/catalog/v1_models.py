@@ -31,9 +31,10 @@ from llamasup.core.settings.names import why_not_a_name, why_not_an_alias
 def entry_of(info: ModelInfo, model: ResolvedModel) -> dict[str, Any]:
     """The model in the list, and at ``/v1/models/{id}``, with the names of ``model``."""
     spec, facts = info.spec, info.facts
-    status: dict[str, Any] = {"value": info.listed_status.value}
+    status: dict[str, Any] = {"value": info.listed_status.value, "args": ()}
     if info.problem:
-        status["failed"] = True
+        codes = (process.exit.code for process in info.processes if process.exit is not None)
+        status |= {"failed": True, "exit_code": next(codes, None) or 1}
     entry: dict[str, Any] = {
         "id": spec.id,
         "object": "model",
@@ -46,6 +47,8 @@ def entry_of(info: ModelInfo, model: ResolvedModel) -> dict[str, Any]:
             "input_modalities": ("text", "image") if info.sees else ("text",),
             "output_modalities": output_modalities(facts, model.works),
         },
+        "source": "cache" if spec.is_remote else "models_dir",
+        "can_remove": False,  # with this API
     }
     size_bytes = sum(size for _, size, _ in spec.identity) or (facts.file_bytes if facts else None)
     ctx_size = info.served_ctx_size
