@@ -324,8 +324,8 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
 def _router_api(options: ListenOptions) -> RouterApi | None:
     if (key := config_key("router")) is None:
         return None
-    value = options.features.get(key.name, key.default)
-    return RouterApi(value.inference_keys, value.props)
+    settings = options.features.get(key.name, key.default)
+    return RouterApi(settings.inference_keys, settings.props)
 
 
 def load_tls(options: ListenOptions) -> TlsContext | None:

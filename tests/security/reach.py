@@ -46,6 +46,13 @@ REACH: Final = (
     Reach("the config: `config`", "GET", "/llamasup/v1/config", _CONTROL),
     Reach("a change of the config", "PUT", "/llamasup/v1/config", _CONTROL, {"text": "", "version": "old"}),
     Reach("loads and unloads: `models/{id}/load`", "POST", "/llamasup/v1/models/tiny/load", _CONTROL, {}),
+    Reach(
+        "the same with llama.cpp's router API: `/models/load`",
+        "POST",
+        "/models/load",
+        _CONTROL,
+        {"model": "tiny"},
+    ),
     Reach("a session of the console with its own rights", "POST", "/llamasup/v1/console/token", _CONTROL, {}),
     Reach(
         "another program: `upgrade`",

@@ -1,6 +1,6 @@
 """Turns the events of llamasup into those of llama.cpp's router (pure).
 
-The events are as those of the builds b10068 and b10434, and of the source of October 2026: the first event of a
+The events are as in the builds b10068 and b10434, and in the source of October 2026: the first event of a
 load is ``model_status``, the others are ``status_change``.
 """
 

@@ -15,6 +15,7 @@ class Router(SettingGroup, frozen=True, kw_only=True):
         Boolean(),
         "Let every client that may use a model load and unload it, not only keys with the right control.",
         unset=False,
+        names="rights",
     )
     props: bool = setting(
         Boolean(), "Answer /props as a router even if there is a default model.", unset=False

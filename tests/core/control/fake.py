@@ -111,6 +111,10 @@ class FakeControlTarget:
             "decisions": [],
         }
 
+    def listed(self, model: str) -> Mapping[str, Any]:
+        self._find(model)
+        return {"id": model, "aliases": self.names[model], "llamasup": {"state": "ready"}}
+
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         decision = {"time": "2026-01-01T00:00:00.000+00:00", "model": "tiny", "kind": "load", "text": "…"}
         return [decision, decision][:limit]

@@ -24,7 +24,7 @@ EXPECTED = {
         fleet.directory fleet.ray models.rpc
     """,
     "flags": "models.extra",
-    "rights": "auth.insecure_no_auth http.api_config",
+    "rights": "auth.insecure_no_auth http.api_config router.inference_keys",
     "nothing": """
         runtime.watch memory.ram memory.vram max_loaded default_model swap_after groups watch
         models.ctx_size models.parallel models.gpu_layers models.threads models.kv_type models.flash_attn
@@ -40,7 +40,7 @@ EXPECTED = {
         fleet.name fleet.listen fleet.ingress fleet.min_replicas fleet.max_replicas fleet.gpus
         fleet.target_load fleet.upscale_after fleet.downscale_after fleet.idle_after fleet.when_idle
         fleet.drain_timeout fleet.surge fleet.models.min_replicas fleet.models.max_replicas fleet.models.cpus
-        fleet.models.gpus fleet.models.memory fleet.models.when_idle
+        fleet.models.gpus fleet.models.memory fleet.models.when_idle router.props
     """,
 }
 

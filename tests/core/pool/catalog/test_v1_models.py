@@ -19,6 +19,7 @@ from llamasup.core.pool.shown_state import ShownState
 from llamasup.core.settings.model import Settings
 from llamasup.core.supervision.plan_protocol import ChildPlan
 from llamasup.core.supervision.states import State
+from llamasup.core.system.process.child import Exit
 from tests.core.planning.plans import GIB, bert, model
 
 HERE = ModelSpec(
@@ -56,8 +57,10 @@ def test_loaded_model_is_listed_with_all_facts() -> None:
         "owned_by": "llamasup",
         "aliases": ["gpt-4o-mini"],
         "tags": [],
-        "status": {"value": "loaded"},
+        "status": {"value": "loaded", "args": []},
         "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
+        "source": "models_dir",
+        "can_remove": False,
         "meta": {
             "n_ctx": 2048,
             "n_ctx_train": 8192,
@@ -104,7 +107,8 @@ def test_unloaded_model_has_its_configured_context() -> None:
 def test_model_to_download_is_listed_without_facts() -> None:
     found = entry(AWAY)
     assert found["created"] == 0
-    assert found["status"] == {"value": "unloaded"}
+    assert found["status"] == {"value": "unloaded", "args": []}
+    assert found["source"] == "cache"
     assert "meta" not in found
     assert found["llamasup"] == {
         "state": "stopped",
@@ -143,12 +147,14 @@ def test_decision_model_is_listed_as_llama_cpp_lists_it(kind: str) -> None:
 )
 def test_status_values_are_those_of_llama_cpps_router(phase: Phase, word: str) -> None:
     found = entry(HERE, phase=phase)
-    assert found["status"] == {"value": word}
+    assert found["status"] == {"value": word, "args": []}
 
 
 def test_model_that_cannot_be_loaded_has_its_problem() -> None:
     found = entry(HERE, phase=Phase.FAILED, problem="It does not fit.")
-    assert found["status"] == {"value": "unloaded", "failed": True}
+    assert found["status"] == {"value": "unloaded", "args": [], "failed": True, "exit_code": 1}
+    crashed = (ProcessInfo(State.FAILED, exit=Exit(7, None)),)
+    assert entry(HERE, problem="It crashed.", processes=crashed)["status"]["exit_code"] == 7
     assert found["llamasup"]["problem"] == "It does not fit."
     broken = ModelSpec("m", "/m.gguf", problem="It is truncated.")
     assert entry(broken)["llamasup"]["problem"] == "It is truncated."
