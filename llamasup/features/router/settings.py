@@ -9,7 +9,7 @@ from llamasup.core.settings.kinds import Boolean, Section
 
 
 class Router(SettingGroup, frozen=True, kw_only=True):
-    """llama.cpp's router API: ``/models/load``, ``/models/unload`` and ``/models/sse``."""
+    """llama.cpp's router API (docs/router.md)."""
 
     inference_keys: bool = setting(
         Boolean(),
@@ -23,5 +23,5 @@ class Router(SettingGroup, frozen=True, kw_only=True):
 
 
 ROUTER: Final = ConfigKey(
-    "router", Setting(Section(Router), "llama.cpp's router API (router.md)."), Router(), after="http"
+    "router", Setting(Section(Router), "llama.cpp's router API."), Router(), after="http"
 )
