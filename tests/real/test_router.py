@@ -422,7 +422,7 @@ def test_run_has_no_router(tmp_path: Path, tiny_model: Path, llama_server: str) 
         tiny_model, "--runtime", llama_server, env={**os.environ, **folders_of(tmp_path)}
     ) as running:
         running.wait_for("ready")
-        for path in ("/models/load", "/models/unload", "/models/sse"):
+        for path in ("/models/load", "/models/unload"):
             answer = httpx.post(f"{running.url}{path}", json={"model": "tiny"}, timeout=PATIENCE_S)
             assert answer.json()["error"]["cause"] == "closed_path"
         assert running.stop() == 0

@@ -190,9 +190,9 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
     return None if route.label in (OTHER_LABEL, route_of(path.removeprefix(prefix)).label) else route
 
 
-# /llamasup is here for its other spellings; another function handles the plain one. So it is for those of the
-# router where llamasup has this API.
-_CLOSED = tuple(path.encode() for path in f"{_TOOLS} {_ROUTER} /llamasup".split())
+# /llamasup is here for its other spellings; another function handles the plain one. The same is true of loads
+# and unloads where llamasup has the API of a router.
+_CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # settings that all clients share
 _NEVER_CLOSED = frozenset(_ROUTES) - _CLOSED_CHANGES - {*_CLOSED}

@@ -62,7 +62,7 @@ class AccessPolicy:
         self.console = ConsoleAccess() if console is None else console
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
-        self._router = config.router
+        self.router = config.router
         self.dialect = dialect
         self.rules = config.rules
         health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
@@ -100,8 +100,8 @@ class AccessPolicy:
             return None
         if head.route is CONTROL:
             return self._judge_control(head, key)
-        if head.route.of_router and self._router is not None:
-            return self._judge_router(head, key, open_to_all=self._router.inference_keys)
+        if head.route.of_router and self.router is not None:
+            return self._judge_router(head, key, open_to_all=self.router.inference_keys)
         if key is None:
             if keys.needed:
                 return _unauthorized(head)

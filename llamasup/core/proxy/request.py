@@ -202,13 +202,12 @@ class Request(msgspec.Struct, eq=False):
                 opening = endpoint.node.opening(opening, self.id, self.priority)
             if api_key:
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
-        if mark := endpoint.mark:
+        if mark := endpoint.mark:  # of the control API
             opening += mark
-        route, key = head.route, self.key
-        if key is not None and (route is CONTROL or route.of_batches or route.of_router):
-            opening += b"X-Llamasup-Client: " + quote(key.client).encode("ascii") + b"\r\n"
-            if route.of_router and key.models and not key.controls:
-                opening += b"X-Llamasup-Models: " + quote(",".join(key.models)).encode("ascii") + b"\r\n"
+            if (key := self.key) is not None:
+                opening += b"X-Llamasup-Client: " + quote(key.client).encode("ascii") + b"\r\n"
+                if key.models and not key.controls:
+                    opening += b"X-Llamasup-Models: " + quote(",".join(key.models)).encode("ascii") + b"\r\n"
         return opening
 
     def wants_events(self) -> bool:

@@ -113,10 +113,9 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
     if head.route.lists and (head.from_node or backend.lists_models):
         return _MODEL_LIST
-    route = head.route
-    if not transparent and (
-        route is CONTROL or route.of_batches or route.of_router or head.path in CONTROL_PATHS
-    ):
+    if not transparent and (head.route is CONTROL or head.route.of_batches or head.path in CONTROL_PATHS):
+        return _CONTROL
+    if head.route.of_router and access.router is not None:
         return _CONTROL
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
