@@ -13,6 +13,7 @@ from llamasup.core.http.requested_model import (
     MAX_NAME,
     MAX_PARTS,
     BodyTooDeep,
+    autoload_of,
     lists_of,
     named_in_path,
     read_body,
@@ -240,3 +241,21 @@ def test_query_with_another_model(query: bytes, after: bytes) -> None:
     assert renamed_query(query, "m+1/x:y") == after
     if b"&model=" in query or query.startswith(b"model="):
         assert requested_model(b"", after) == "m+1/x:y"
+
+
+@pytest.mark.parametrize(
+    ("query", "loads"),
+    [
+        (b"", None),
+        (b"model=m&x", None),
+        (b"autoload=", None),
+        (b"xautoload=false", None),
+        (b"autoload=true", True),
+        (b"model=m&autoload=1", True),
+        (b"autoload=false", False),
+        (b"autoload=TRUE", False),
+        (b"autoload=0&autoload=true", False),
+    ],
+)
+def test_autoload_is_read_as_llama_cpps_router_reads_it(query: bytes, loads: bool | None) -> None:
+    assert autoload_of(query) is loads
