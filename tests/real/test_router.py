@@ -262,16 +262,6 @@ def test_props_have_the_role_and_the_fields_of_a_router(pair: Pair) -> None:
     assert list(router) == list(ours)
 
 
-def test_request_in_the_query_loads_or_does_not_load(unloaded: Pair) -> None:
-    """Without ``autoload``, or with true, a POST loads the model."""
-    for client in unloaded.both:
-        for path in ("/v1/chat/completions?autoload=true", "/v1/chat/completions?autoload="):
-            answer = client.post(path, json={"model": "beta", **CHAT})
-            assert answer.status_code == 200, answer.text
-            client.post("/models/unload", json={"model": "beta"})
-            eventually(lambda client=client: status_of(client, "beta") == "unloaded")  # type: ignore[misc]
-
-
 def test_a_hundred_loads_and_unloads_leave_a_model_that_serves(pair: Pair) -> None:
     ours = pair.ours
     statuses = set()
@@ -308,6 +298,7 @@ infer-key name=infer
 some-key name=some models=al*
 ops-key name=ops rights=control
 both-key name=both rights=inference,control models=alpha
+slow-key name=slow rpm=1
 """
 
 
@@ -333,6 +324,11 @@ def test_only_keys_with_control_load_models_by_default(tmp_path: Path, llama_ser
             # The control API does not know the limit to some models.
             assert client.post("/models/unload", headers=bearer("both-key"), **wanted).status_code == 200  # type: ignore[arg-type]
             until("beta", "unloaded")
+            # Any key may request a load with a chat, so a GET with a key may also wait for one.
+            path = "/props?model=alpha"
+            assert client.get(path, headers=bearer("infer-key")).status_code == 503
+            answer = client.get(f"{path}&autoload=true", headers=bearer("infer-key"))
+            assert answer.json()["model_alias"] == "alpha"
 
 
 @pytest.mark.check("X4", "403")
@@ -356,6 +352,8 @@ def test_key_for_some_models_loads_and_sees_only_these(tmp_path: Path, llama_ser
             unknown = client.post("/models/load", json={"model": "other"}, headers=bearer("infer-key"))
             assert unknown.status_code == 409, unknown.text
         assert client.post("/models/load", json={"model": "alpha"}).status_code == 401
+        slow = [client.post("/models/unload", json={}, headers=bearer("slow-key")) for _ in range(2)]
+        assert [answer.status_code for answer in slow] == [400, 429]
 
 
 @pytest.mark.check("X3", "403")
@@ -383,20 +381,6 @@ def test_without_keys_the_api_is_closed_unless_the_config_opens_it(tmp_path: Pat
         assert refused.json()["error"]["cause"] == "control_closed"
         assert "inference_keys" in refused.json()["error"]["remedy"]
         assert client.get("/models/sse").status_code == 403
-
-
-def test_get_with_a_key_waits_for_the_load(tmp_path: Path, llama_server: str) -> None:
-    with served(tmp_path, llama_server, keys=KEYS) as client:
-        path = "/props?model=alpha"
-        assert client.get(path, headers=bearer("infer-key")).status_code == 503
-        answer = client.get(f"{path}&autoload=true", headers=bearer("infer-key"))
-        assert answer.json()["model_alias"] == "alpha"
-        assert status_of_key(client, "alpha") == "loaded"
-
-
-def status_of_key(client: httpx.Client, model: str) -> str:
-    listed = client.get("/models", headers=bearer("infer-key")).json()["data"]
-    return str(next(each["status"]["value"] for each in listed if each["id"] == model))
 
 
 def test_one_client_leaves_streams_to_others(tmp_path: Path, llama_server: str) -> None:

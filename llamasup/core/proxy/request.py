@@ -98,8 +98,9 @@ class Request(msgspec.Struct, eq=False):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the limits of its key count it. Reading and managing is free."""
-        return self.head.needs_permit or self.uploads_file
+        """Whether the limits of its key count it. Reading and the control API are free."""
+        head = self.head
+        return head.needs_permit or self.uploads_file or (head.route.of_router and head.method == b"POST")
 
     @property
     def response_lines(self) -> bytes:
