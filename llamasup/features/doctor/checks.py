@@ -250,8 +250,8 @@ def check_devices(facts: Facts) -> Iterator[Check]:
             False,
             f"none, although this machine has an {vendor} GPU with a driver: the CPU computes, many times "
             f"slower{message}",
-            f"Give a llama-server built for {_BUILDS[vendor]} with --runtime. If this one is, its driver "
-            f"does not respond: check with {_DRIVER_TOOLS[vendor]}.",
+            f"Install a llama-server built for {_BUILDS[vendor]}: llamasup runtime install; or give one with "
+            f"--runtime. If this one is, its driver does not respond: check with {_DRIVER_TOOLS[vendor]}.",
         )
 
 
