@@ -174,7 +174,7 @@ def test_unknown_option_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("llamasup ru", ["run", "runtime"]),
+        ("llamasup sto", ["stop"]),
         ("llamasup run --ctx", ["--ctx-size"]),
         ("llamasup config c", ["check"]),
     ],
