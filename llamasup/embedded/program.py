@@ -7,6 +7,7 @@ Output and exit codes are llama-server's (b11434): 0 for an answer, 1 for an err
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -82,12 +83,22 @@ def _answer(question: Question, table: tuple[Section, ...], module: Any) -> None
     elif question == "version":
         build = module.BUILD_INFO
         sys.stderr.write(
-            f"version: {module.__version__} (xllamacpp; llama.cpp build {build['build_number']}, "
-            f"commit {build['commit']})\nbuilt with {build['compiler']} for {build['build_target']}\n"
+            f"version: {version_text(module.__version__, build['build_number'], build['commit'])}\n"
+            f"built with {build['compiler']} for {build['build_target']}\n"
         )
     else:
         sys.stdout.write(device_list(module))
     sys.stdout.flush()
+
+
+def version_text(version: str, build: int, commit: str) -> str:
+    """Return the version for ``--version``. Wheels of xllamacpp do not know the build of llama.cpp in them:
+    it is the last part of their version.
+    """
+    release, _, last = version.rpartition(".")
+    if not build and re.fullmatch(r"\d{4,}", last):
+        return f"xllamacpp {release} (b{last})"
+    return f"xllamacpp {version} (llama.cpp build {build}, commit {commit})"
 
 
 def supported(params: object) -> tuple[Section, ...]:

@@ -10,7 +10,7 @@ import pytest
 from llamasup.core.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
 from llamasup.core.system.hardware.devices import parse_devices
 from llamasup.embedded.option import Option
-from llamasup.embedded.program import help_text, supported
+from llamasup.embedded.program import help_text, supported, version_text
 from tests.kit.paths import FIXTURES
 from tests.real.embedded.child import COMMAND
 
@@ -66,8 +66,29 @@ def test_capabilities_show_unix_sockets() -> None:
 def test_the_version_is_that_of_the_wheel_and_goes_to_stderr(xllamacpp: Any) -> None:
     answer = ask("--version")
     assert (answer.returncode, answer.stdout) == (0, "")
-    assert parse_version(answer.stderr).startswith(xllamacpp.__version__)
+    release, _, build = xllamacpp.__version__.rpartition(".")
+    assert parse_version(answer.stderr) == f"xllamacpp {release} (b{build})"
     assert answer.stderr.splitlines()[1].startswith("built with ")
+
+
+@pytest.mark.parametrize(
+    ("version", "build", "commit", "text"),
+    [
+        ("2026.10.11549", 0, "unknown", "xllamacpp 2026.10 (b11549)"),
+        (
+            "2026.10.11549",
+            11550,
+            "3ce7da2",
+            "xllamacpp 2026.10.11549 (llama.cpp build 11550, commit 3ce7da2)",
+        ),
+        ("0.2.1", 0, "unknown", "xllamacpp 0.2.1 (llama.cpp build 0, commit unknown)"),
+        ("next", 0, "unknown", "xllamacpp next (llama.cpp build 0, commit unknown)"),
+    ],
+)
+def test_the_build_is_the_last_part_of_the_version_if_the_wheel_does_not_know_it(
+    version: str, build: int, commit: str, text: str
+) -> None:
+    assert version_text(version, build, commit) == text
 
 
 @pytest.mark.usefixtures("xllamacpp")

@@ -46,7 +46,7 @@ from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
 # Increase it whenever a parser of help_text.py changes: cached answers become invalid.
-_PARSER_REVISION = 3
+_PARSER_REVISION = 4
 
 
 class Runtime(Struct, frozen=True):

@@ -46,6 +46,7 @@ from llamasup.core.planning.projectors import Pairing, give_projector, projector
 from llamasup.core.planning.sizes import PlanSizes, choose_sizes, give_gpu_layers
 from llamasup.core.settings.model import Settings
 from llamasup.core.settings.names import names_of
+from llamasup.core.system.hardware.devices import visible_gpus
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.child import WHY_SET, RuntimeKind, child_environment
 from llamasup.errors import ModelInvalid, RuntimeMissing
@@ -185,7 +186,7 @@ def plan(facts: PlanFacts) -> LaunchPlan:
         build=capabilities.version,
         warnings=(
             *warnings_of(facts.workers),
-            *filter(None, [sizes.context.cut, unknown_warning(facts.model)]),
+            *filter(None, [sizes.context.cut, unknown_warning(facts.model), unused_gpu_warning(facts)]),
         ),
         slots=slots,
     )
@@ -407,6 +408,17 @@ def unknown_warning(model: ModelFacts) -> tuple[str, str] | None:
         f"llamasup does not know the architecture {model.architecture!r}: llama-server decides whether it "
         "can load the model, and the memory is an estimate for full attention in each layer.",
         "For a longer context, use --ctx-size. A newer llamasup may know the architecture.",
+    )
+
+
+def unused_gpu_warning(facts: PlanFacts) -> tuple[str, str] | None:
+    """Return the warning and its remedy for a GPU that this build of llama-server cannot use."""
+    unused = visible_gpus(facts.hardware.gpu_drivers, facts.environ)
+    if facts.capabilities.devices or not unused or facts.settings.gpu_layers == 0:
+        return None
+    return (
+        f"This llama-server cannot use the {unused[0]} GPU of this machine: the CPU computes.",
+        "Install a build for it: llamasup runtime install",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.core.system.extras import install_command
-from llamasup.core.system.hardware.devices import Device
+from llamasup.core.system.hardware.devices import Device, visible_gpus
 from llamasup.core.system.text import memory_text, printable
 from llamasup.errors import LlamasupError
 from llamasup.features.doctor.facts import Check, Facts
@@ -220,10 +220,6 @@ def check_model(facts: Facts) -> Iterator[Check]:
 
 # --- devices -------------------------------------------------------------------------------------
 
-_HIDING_VARIABLES = {
-    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
-    "AMD": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-}
 _BUILDS = {"NVIDIA": "CUDA or Vulkan", "AMD": "ROCm or Vulkan"}
 _DRIVER_TOOLS = {"NVIDIA": "nvidia-smi", "AMD": "rocminfo"}
 
@@ -236,11 +232,7 @@ def check_devices(facts: Facts) -> Iterator[Check]:
     if facts.devices:
         yield Check("devices", True, "; ".join(map(_device, facts.devices)))
         return
-    unused = [
-        vendor
-        for vendor in sorted(facts.gpu_drivers)
-        if not any(facts.environ.get(name) in ("", "-1") for name in _HIDING_VARIABLES[vendor])
-    ]
+    unused = visible_gpus(facts.hardware.gpu_drivers, facts.environ)
     if not unused:
         yield Check("devices", True, f"none: the CPU computes{message}")
     else:

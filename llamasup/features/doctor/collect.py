@@ -20,9 +20,9 @@ from llamasup.core.llama_server.inspect import FoundRuntime, Runtime, survey_run
 from llamasup.core.llama_server.log_lines import shareable_lines
 from llamasup.core.planning.memory.estimate import MemoryEstimate
 from llamasup.core.settings.model import Settings
-from llamasup.core.system.hardware.devices import Device, is_amd_card
+from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.nvml import ask_nvml
-from llamasup.core.system.hardware.probe import hardware, system_text
+from llamasup.core.system.hardware.probe import hardware
 from llamasup.core.system.native import native
 from llamasup.core.system.process.run_folder import run_folder
 from llamasup.core.system.process.sweep import stale_runs
@@ -41,8 +41,6 @@ from llamasup.features.doctor.facts import (
     RuntimeFact,
 )
 
-_KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
-
 
 def collect_facts(
     model: str | None,
@@ -59,15 +57,16 @@ def collect_facts(
     runtimes = tuple(map(_runtime_fact, found))
     # Listed a moment ago: free memory is never cached, and another listing takes up to a second.
     devices: tuple[Device, ...] = () if used is None else used.capabilities.devices
-    drivers = _gpu_drivers()
+    machine = hardware()
     return Facts(
-        hardware=hardware(),
+        hardware=machine,
         runtimes=runtimes,
         environ=environ,
         port=port,
         devices=devices,
-        gpu_drivers=drivers,
-        nvml=_nvml_fact() if "NVIDIA" in drivers or any(device.is_cuda for device in devices) else None,
+        nvml=_nvml_fact()
+        if "NVIDIA" in machine.gpu_drivers or any(device.is_cuda for device in devices)
+        else None,
         folders=tuple(_folder_facts(environ)),
         left_folders=stale_runs(),
         port_problem=port_problem,
@@ -96,18 +95,6 @@ def _running(port: int) -> RunningFact | None:
     from llamasup.core.control.discovery import running_at  # its import with httpx takes 60 ms
 
     return running_at(port)
-
-
-def _gpu_drivers(root: Path = Path("/")) -> frozenset[str]:
-    """The vendors of GPUs with a driver that this process can use."""
-    found = set()
-    # A container may have /dev/nvidia1 alone; /dev/nvidiactl alone is no GPU.
-    if any((root / "dev").glob("nvidia[0-9]*")):
-        found.add("NVIDIA")
-    nodes = (root / _KFD_NODES).glob("*/properties") if (root / "dev/kfd").exists() else ()
-    if any(is_amd_card(system_text(node)) for node in nodes):
-        found.add("AMD")
-    return frozenset(found)
 
 
 def _runtime_fact(found: FoundRuntime) -> RuntimeFact:

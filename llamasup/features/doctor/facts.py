@@ -82,7 +82,6 @@ class Facts(Struct, frozen=True):
     environ: Mapping[str, str]
     port: int
     devices: tuple[Device, ...] = ()
-    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of the GPUs of this machine
     nvml: NvmlFact | None = None  # None without an NVIDIA GPU
     folders: tuple[FolderFact, ...] = ()
     left_folders: tuple[StaleRun, ...] = ()

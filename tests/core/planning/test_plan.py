@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -965,3 +966,24 @@ def test_another_build_reads_saved_slots_only_if_its_commit_is_the_same(
     assert (first.folder, first.count) == ("/cache/slots", 4)
     assert (first.key == second.key) is is_shared
     assert planned(keep_slots=True).slots is None
+
+
+@pytest.mark.parametrize(
+    ("drivers", "environ", "settings", "warns"),
+    [
+        ({"NVIDIA"}, {}, {}, "NVIDIA"),
+        ({"AMD", "NVIDIA"}, {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": ""}, {}, "NVIDIA"),
+        ({"NVIDIA"}, {"CUDA_VISIBLE_DEVICES": ""}, {}, None),
+        ({"NVIDIA"}, {}, {"gpu_layers": 0}, None),
+        ({}, {}, {}, None),
+    ],
+)
+def test_gpu_that_the_build_cannot_use_is_named(
+    drivers: Iterable[str], environ: dict[str, str], settings: dict[str, Any], warns: str | None
+) -> None:
+    here = machine(gpu_drivers=frozenset(drivers))
+    warnings = planned(hardware=here, environ=environ, **settings).warnings
+    remedies = [] if warns is None else ["Install a build for it: llamasup runtime install"]
+    assert [remedy for _, remedy in warnings] == remedies
+    assert all(f"the {warns} GPU" in message for message, _ in warnings)
+    assert planned(capabilities(NEW, GPU), hardware=here, environ=environ, **settings).warnings == ()

@@ -9,36 +9,6 @@ import pytest
 from llamasup.core.system.native import native
 from llamasup.features.doctor import collect
 
-PROCESSOR = "cpu_cores_count 16\nsimd_count 0\ngfx_target_version 0\n"
-RENOIR = "cpu_cores_count 0\nsimd_count 28\ngfx_target_version 90012\n"
-MI50 = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version 90006\n"
-
-
-@pytest.mark.parametrize(
-    ("files", "nodes", "vendors"),
-    [
-        ((), (), set()),
-        (("nvidiactl", "nvidia-uvm"), (), set()),
-        (("nvidiactl", "nvidia0"), (), {"NVIDIA"}),
-        (("nvidia3",), (), {"NVIDIA"}),  # a container with one GPU of several
-        (("kfd",), (PROCESSOR, RENOIR), set()),  # an ordinary laptop
-        (("kfd",), (PROCESSOR, RENOIR, MI50), {"AMD"}),
-        ((), (PROCESSOR, MI50), set()),  # a container without this GPU
-    ],
-)
-def test_gpu_with_driver_is_found_in_kernel_files(
-    files: tuple[str, ...], nodes: tuple[str, ...], vendors: set[str], tmp_path: Path
-) -> None:
-    (tmp_path / "dev").mkdir()
-    for name in files:
-        (tmp_path / "dev" / name).touch()
-    for number, properties in enumerate(nodes):
-        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
-        node.mkdir(parents=True)
-        (node / "properties").write_text(properties)
-    (tmp_path / "sys/class/kfd/kfd/topology/nodes/closed/properties").mkdir(parents=True)
-    assert collect._gpu_drivers(tmp_path) == vendors
-
 
 def test_unreadable_certificate_is_a_fact(tmp_path: Path) -> None:
     for name, content, problem in (("missing", None, "cannot be read"), ("empty", "", "no readable PEM")):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from llamasup.core.control.selection import RunningFact
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
+from llamasup.core.system.hardware.facts import Hardware
 from llamasup.core.system.process.child import StaleRun
 from llamasup.errors import LlamasupError
 from llamasup.features.doctor.checks import as_json, option_names, run_checks
@@ -146,19 +147,23 @@ def test_devices_show_free_and_shared_memory() -> None:
     )
 
 
+def with_gpu(drivers: frozenset[str]) -> Hardware:
+    return machine(gpu_drivers=drivers)
+
+
 def test_unused_gpu_fails_and_no_gpu_passes() -> None:
     assert only("devices").ok
-    unused = only("devices", gpu_drivers=frozenset({"NVIDIA"}))
+    unused = only("devices", hardware=with_gpu(frozenset({"NVIDIA"})))
     assert not unused.ok
     assert "CUDA or Vulkan" in unused.remedy
     assert "nvidia-smi" in unused.remedy
-    assert "ROCm" in only("devices", gpu_drivers=frozenset({"AMD"})).remedy
+    assert "ROCm" in only("devices", hardware=with_gpu(frozenset({"AMD"}))).remedy
 
 
 def test_device_error_of_build_is_shown() -> None:
     message = "ggml_cuda_init: failed to initialize CUDA: CUDA driver version is insufficient"
     runtimes = (RuntimeFact("", replace(capabilities(NEW), device_problem=message)),)
-    unused = only("devices", runtimes=runtimes, gpu_drivers=frozenset({"NVIDIA"}))
+    unused = only("devices", runtimes=runtimes, hardware=with_gpu(frozenset({"NVIDIA"})))
     assert not unused.ok
     assert unused.found.endswith(f"many times slower; the build says: {message}")
     assert only("devices", runtimes=runtimes) == Check(
@@ -169,8 +174,8 @@ def test_device_error_of_build_is_shown() -> None:
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_hidden_gpu_passes(hidden: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": hidden}
-    assert only("devices", gpu_drivers=frozenset({"NVIDIA"}), environ=environ).ok
-    assert not only("devices", gpu_drivers=frozenset({"NVIDIA", "AMD"}), environ=environ).ok
+    assert only("devices", hardware=with_gpu(frozenset({"NVIDIA"})), environ=environ).ok
+    assert not only("devices", hardware=with_gpu(frozenset({"NVIDIA", "AMD"})), environ=environ).ok
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ the same time. Pure: llama_server/inspect.py and nvml.py collect the inputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -127,6 +127,21 @@ def is_amd_card(properties: str) -> bool:
         return False
     major, rest = divmod(int(found[1]), 10_000)
     return f"gfx{major}{rest // 100:x}{rest % 100:x}" not in _AMD_APUS
+
+
+_HIDING_VARIABLES = {
+    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
+    "AMD": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+}
+
+
+def visible_gpus(drivers: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the vendors whose GPUs no variable hides from llama-server, sorted."""
+    return [
+        vendor
+        for vendor in sorted(drivers)
+        if not any(environ.get(name) in ("", "-1") for name in _HIDING_VARIABLES[vendor])
+    ]
 
 
 # --- NVML ----------------------------------------------------------------------------------------

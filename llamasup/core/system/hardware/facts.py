@@ -46,6 +46,7 @@ class Hardware(Struct, frozen=True):
     numa_nodes: int = 1  # those with an allowed CPU
     numa_balancing: bool = False  # the kernel moves pages to the threads that use them
     huge_pages: str | None = None  # always, madvise, never; None if unknown
+    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": vendors of GPUs with a driver
     has_ffmpeg: bool | None = None  # on PATH, with ffprobe: llama-server reads WebP and video with them
 
 

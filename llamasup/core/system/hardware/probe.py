@@ -18,8 +18,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llamasup.core.system.hardware.devices import is_amd_card
 from llamasup.core.system.hardware.facts import CpuUsage, Hardware, HardwareText, cgroup_files, read_hardware
 from llamasup.core.system.native import native
+
+_KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def system_text(path: Path) -> str:
@@ -36,7 +39,20 @@ def hardware() -> Hardware:
     Takes 1 ms on Linux with two CPUs. Nothing is cached, as memory changes.
     """
     found = read_hardware(collect()) if native.has_proc else _by_psutil()
-    return replace(found, has_ffmpeg=all(map(shutil.which, ("ffmpeg", "ffprobe"))))
+    has_ffmpeg = all(map(shutil.which, ("ffmpeg", "ffprobe")))
+    return replace(found, has_ffmpeg=has_ffmpeg, gpu_drivers=gpu_drivers())
+
+
+def gpu_drivers(root: Path = Path("/")) -> frozenset[str]:
+    """Return the vendors of GPUs with a driver that this process can use, by files of Linux."""
+    found = set()
+    # A container may have /dev/nvidia1 alone; /dev/nvidiactl alone is no GPU.
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        found.add("NVIDIA")
+    nodes = (root / _KFD_NODES).glob("*/properties") if (root / "dev/kfd").exists() else ()
+    if any(is_amd_card(system_text(node)) for node in nodes):
+        found.add("AMD")
+    return frozenset(found)
 
 
 def collect(root: Path = Path("/")) -> HardwareText:

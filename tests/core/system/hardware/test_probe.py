@@ -341,3 +341,34 @@ def test_memory_includes_descendants() -> None:
     assert family is not None
     assert family > 40 << 20
     assert family_bytes(child.pid) is None
+
+
+PROCESSOR = "cpu_cores_count 16\nsimd_count 0\ngfx_target_version 0\n"
+RENOIR = "cpu_cores_count 0\nsimd_count 28\ngfx_target_version 90012\n"
+MI50 = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version 90006\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes", "vendors"),
+    [
+        ((), (), set()),
+        (("nvidiactl", "nvidia-uvm"), (), set()),
+        (("nvidiactl", "nvidia0"), (), {"NVIDIA"}),
+        (("nvidia3",), (), {"NVIDIA"}),  # a container with one GPU of several
+        (("kfd",), (PROCESSOR, RENOIR), set()),  # an ordinary laptop
+        (("kfd",), (PROCESSOR, RENOIR, MI50), {"AMD"}),
+        ((), (PROCESSOR, MI50), set()),  # a container without this GPU
+    ],
+)
+def test_gpu_with_driver_is_found_in_kernel_files(
+    files: tuple[str, ...], nodes: tuple[str, ...], vendors: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    for number, properties in enumerate(nodes):
+        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(properties)
+    (tmp_path / "sys/class/kfd/kfd/topology/nodes/closed/properties").mkdir(parents=True)
+    assert effect.gpu_drivers(tmp_path) == vendors
