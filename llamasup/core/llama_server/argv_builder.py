@@ -375,6 +375,7 @@ _RESERVED: tuple[tuple[frozenset[str], str], ...] = (
         | {"--completion-bash"},
         "it makes llama-server print and exit: run llama-server itself with it",
     ),
+    (frozenset({"--log-jsonl"}), "llamasup diagnoses crashes by llama-server's plain log"),
     (_TOOLS, "it lets models start programs and reach every address; only `llamasup wrap` passes it on"),
 )
 
@@ -408,7 +409,7 @@ def _refuse_reserved(name: str, option: Option | None) -> None:
         spellings |= _TOOLS
     is_off = option is not None and spelling in option.negations
     for reserved, instead in _RESERVED:
-        if spellings & reserved and not (is_off and reserved is _TOOLS):
+        if spellings & reserved and not is_off:
             raise UsageInvalid(f"{name} is not allowed after --", remedy=instead)
     # "--fim-qwen-7b-default" and similar options name a model, and a port of their own.
     if option is not None and "can download weights" in option.description:

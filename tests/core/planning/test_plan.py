@@ -768,6 +768,7 @@ def test_slots_chosen_by_llama_server_share_one_cache() -> None:
         (("--hf-token", "secret"), "MODEL"),
         (("--fim-qwen-7b-default",), "MODEL"),
         (("--ssl-cert-file", "x"), "TLS proxy"),
+        (("--log-jsonl",), "plain log"),
         (("--api-prefix", "/v2"), "prefix"),
         (("-a", "x"), "llamasup's --alias"),
         (("--alias", "x"), "llamasup's --alias"),
@@ -792,7 +793,7 @@ def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
 
 
 def test_flags_that_switch_tools_off_are_passed_on() -> None:
-    extra = ("-no-ag", "--no_agent", "--no-webui-mcp-proxy")
+    extra = ("-no-ag", "--no_agent", "--no-webui-mcp-proxy", "--no-log-jsonl")
     assert planned(extra=extra).argv[-3:] == extra
 
 
