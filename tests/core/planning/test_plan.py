@@ -792,9 +792,9 @@ def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
     assert "secret" not in str(refused.value)
 
 
-def test_flags_that_switch_tools_off_are_passed_on() -> None:
+def test_flags_that_switch_reserved_ones_off_are_passed_on() -> None:
     extra = ("-no-ag", "--no_agent", "--no-webui-mcp-proxy", "--no-log-jsonl")
-    assert planned(extra=extra).argv[-3:] == extra
+    assert planned(extra=extra).argv[-4:] == extra
 
 
 @pytest.mark.parametrize(
