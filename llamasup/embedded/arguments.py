@@ -39,7 +39,7 @@ def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[
     Like in llama-server, ``--version`` and ``--list-devices`` end the parsing, while ``--help`` is answered
     after it.
     """
-    by_spelling = {spelling: option for option in options for spelling in option.spellings}
+    by_spelling = {spelling: option for option in options for spelling in option.entry.spellings}
     assignments = list(_from_environment(options, environ))
     warnings: list[str] = []
     helps = False
@@ -56,9 +56,9 @@ def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[
         elif option.asks is not None:
             return Request(asks=option.asks)
         else:
-            if option.env in environ and option.env:
+            if option.entry.env in environ:
                 warnings.append(
-                    f"warn: {option.env} environment variable is set, "
+                    f"warn: {option.entry.env} environment variable is set, "
                     f"but will be overwritten by command line argument {argument}\n"
                 )
             assignments.append(_from_arguments(option, spelling, rest))
@@ -72,7 +72,7 @@ def apply(params: object, assignments: Sequence[Assignment]) -> None:
     for assignment in assignments:
         option = assignment.option
         if option.setter is None:
-            raise _error(assignment, option.text.replace("\n", " "))
+            raise _error(assignment, option.entry.description)
         try:
             option.setter.apply(params, assignment.value)
         except InvalidValue as error:
@@ -82,26 +82,26 @@ def apply(params: object, assignments: Sequence[Assignment]) -> None:
 def _from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> list[Assignment]:
     found: list[Assignment] = []
     for option in options:
-        value = environ.get(option.env) if option.env else None
-        if value is None and option.negations and option.env:
-            # LLAMA_ARG_NO_X, with whatever value, switches X off.
-            value = OFF if option.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in environ else None
+        env = option.entry.env or ""
+        value = environ.get(env) if env else None
+        if value is None and option.negations and env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in environ:
+            value = OFF  # LLAMA_ARG_NO_X, with whatever value, switches X off.
         if value is None:
             continue
-        assignment = Assignment(option, value, option.env, from_environment=True)
-        if not option.argument:
+        assignment = Assignment(option, value, env, from_environment=True)
+        if option.entry.argument is None:
             meaning = boolean(value)
             if option.negations and meaning is None:
                 raise _error(assignment, f"invalid boolean value: {value!r}")
             if not option.negations and not meaning:
                 continue  # a switch that can only be set: other values are ignored
-            assignment = Assignment(option, ON if meaning else OFF, option.env, from_environment=True)
+            assignment = Assignment(option, ON if meaning else OFF, env, from_environment=True)
         found.append(assignment)
     return found
 
 
 def _from_arguments(option: Option, spelling: str, rest: Iterator[str]) -> Assignment:
-    if not option.argument:
+    if option.entry.argument is None:
         return Assignment(option, OFF if spelling in option.negations else ON, spelling)
     value = next(rest, None)
     if value is None:
@@ -114,5 +114,5 @@ def _error(assignment: Assignment, what: str) -> ArgumentError:
         return ArgumentError(f'error while handling environment variable "{assignment.source}": {what}\n\n')
     return ArgumentError(
         f'error while handling argument "{assignment.source}": {what}\n\n'
-        f"usage:\n{assignment.option.help()}\n\nto show complete usage, run with -h\n"
+        f"usage:\n{assignment.option.usage}\n\nto show complete usage, run with -h\n"
     )

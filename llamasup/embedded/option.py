@@ -1,23 +1,17 @@
-"""One row of the option table, its text in ``--help``, and how its values are read.
-
-The layout is the same as in llama.cpp's ``common_arg::to_string`` (b11434), which programs parse: head up to
-column 40, text wrapped at 70, ``(env: NAME)`` last.
-"""
+"""One option of the embedded runtime, read from llama-server's help, and how its values are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
+from llamasup.core.llama_server.help_text import Option as Entry
+from llamasup.core.llama_server.help_text import parse_help
 from llamasup.core.system.text import split_row
-
-_COLUMN = 40
-_WIDTH = 70
 
 ON = "on"
 OFF = "off"
@@ -47,50 +41,46 @@ class Setter(Struct, frozen=True):
 class Option(Struct, frozen=True):
     """One option of llama-server.
 
-    ``names`` contains the spellings in the order of the help, after a ``|`` those that switch the option off.
-    ``argument`` is the placeholder, empty for a switch. An option without a setter asks a question, or is a
-    removed one: then ``text`` is the error.
+    ``entry`` is what its part of the help says, and ``usage`` are the lines of this part. An option without a
+    setter asks a question, or is a removed one: then the description is the error.
     """
 
-    names: str
-    argument: str
-    env: str
+    entry: Entry
+    usage: str
     setter: Setter | None
-    text: str
-    asks: Question | None = None
 
     @property
-    def spellings(self) -> tuple[str, ...]:
-        return tuple(self.names.replace("|", " ").split())
+    def asks(self) -> Question | None:
+        return _QUESTIONS.get(self.entry.spellings[-1])
 
     @property
     def negations(self) -> tuple[str, ...]:
-        return tuple(self.names.partition("|")[2].split())
-
-    @property
-    def is_removed(self) -> bool:
-        return self.setter is None and self.asks is None
+        """The spellings that switch it off. ``--no-host`` alone is a switch with this name."""
+        negations = self.entry.negations
+        return () if negations == self.entry.spellings else negations
 
     def is_possible(self, params: object) -> bool:
         return self.setter is None or self.setter.is_possible(params)
 
-    def help(self) -> str:
-        """The option's block of the help text, each line ended."""
-        head = self._head()
-        lines = _wrapped(self.text)
-        if self.env:
-            lines.append(f"(env: {self.env})")
-        if len(head) > _COLUMN - 3:
-            lines.insert(0, head)
-        else:
-            lines[0] = head.ljust(_COLUMN) + lines[0]
-        indent = " " * _COLUMN
-        return "".join(f"{indent if number else ''}{line}\n" for number, line in enumerate(lines))
 
-    def _head(self) -> str:
-        first, *others = self.spellings
-        aligned = f"{first}, ".ljust(7) + ", ".join(others) if others else first
-        return f"{aligned} {self.argument}" if self.argument else aligned
+def options_by_section(
+    help_text: str, setters: Mapping[str, Setter]
+) -> tuple[tuple[str, tuple[Option, ...]], ...]:
+    """Return the options that the help of llama-server lists, by the title of their section.
+
+    ``setters`` has one of the spellings of each option that sets something.
+    """
+    _, *parts = _TITLE.split(help_text)
+    return tuple(
+        (title, tuple(_option(usage, setters) for usage in _USAGE.findall(lines)))
+        for title, lines in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
+def _option(usage: str, setters: Mapping[str, Setter]) -> Option:
+    (entry,) = parse_help(usage)
+    setter = next((setters[spelling] for spelling in entry.spellings if spelling in setters), None)
+    return Option(entry, usage, setter)
 
 
 def _has(params: object, path: str) -> bool:
@@ -101,37 +91,19 @@ def _has(params: object, path: str) -> bool:
     return True
 
 
-def _wrapped(text: str) -> list[str]:
-    lines: list[str] = []
-    for paragraph in text.split("\n"):
-        # textwrap would break at hyphens and cost an import; llama.cpp breaks only at blanks.
-        line, *words = paragraph.split(" ")
-        for word in words:
-            if len(line) + 1 + len(word) > _WIDTH:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}"
-        lines.append(line)
-    return lines
-
-
+_TITLE = re.compile(r"----- (.+) -----\n\n")
+_USAGE = re.compile(r"^-.+\n(?: .+\n)*", re.MULTILINE)
+_QUESTIONS: Mapping[str, Question] = {
+    "--usage": "help",
+    "--version": "version",
+    "--list-devices": "devices",
+}
 _INTEGER = re.compile(r"\s*([+-]?\d+)")
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
 _TRUE = frozenset({"on", "enabled", "true", "1"})
 _FALSE = frozenset({"off", "disabled", "false", "0"})
 _AUTO = frozenset({"auto", "-1"})
 _CPUS = 512  # GGML_MAX_N_THREADS: the length of a CPU mask
-
-# Names of the wheel's enumerators.
-KV_TYPES = {name: f"GGML_TYPE_{name.upper()}" for name in KV_CACHE_TYPES}
-PRIORITIES = {
-    "-1": "GGML_SCHED_PRIO_LOW",
-    "0": "GGML_SCHED_PRIO_NORMAL",
-    "1": "GGML_SCHED_PRIO_MEDIUM",
-    "2": "GGML_SCHED_PRIO_HIGH",
-    "3": "GGML_SCHED_PRIO_REALTIME",
-}
 
 
 def integer(text: str) -> int:

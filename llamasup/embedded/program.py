@@ -17,19 +17,12 @@ from typing import Any
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.native import native
 from llamasup.embedded.arguments import ArgumentError, apply, parse
-from llamasup.embedded.option import Option, Question
-from llamasup.embedded.options_common import COMMON, SAMPLING
-from llamasup.embedded.options_server import SERVER, SPECULATIVE
+from llamasup.embedded.option import Option, Question, options_by_section
+from llamasup.embedded.options import SETTERS
 from llamasup.errors import without_errno
 
 Section = tuple[str, tuple[Option, ...]]
 
-_TABLE: tuple[Section, ...] = (
-    ("common params", COMMON),
-    ("sampling params", SAMPLING),
-    ("speculative params", SPECULATIVE),
-    ("example-specific params", SERVER),
-)
 _DEFAULT_PORT = 8080
 _AUTO_SLOTS = -1
 _MIB = 1024 * 1024
@@ -102,10 +95,12 @@ def version_text(version: str, build: int, commit: str) -> str:
 
 
 def supported(params: object) -> tuple[Section, ...]:
-    """The table without the options that this ``CommonParams`` does not support."""
+    """The options by section, without those that this ``CommonParams`` does not support."""
+    # What llama-server (b11434) prints for --help, without the options that the embedded runtime cannot have.
+    text = Path(__file__).with_name("help.txt").read_text("utf-8")
     return tuple(
         (title, tuple(option for option in options if option.is_possible(params)))
-        for title, options in _TABLE
+        for title, options in options_by_section(text, SETTERS)
     )
 
 
@@ -115,7 +110,7 @@ def options_of(table: tuple[Section, ...]) -> tuple[Option, ...]:
 
 def help_text(table: tuple[Section, ...]) -> str:
     return "\n\n".join(
-        f"----- {title} -----\n\n" + "".join(option.help() for option in options) for title, options in table
+        f"----- {title} -----\n\n" + "".join(option.usage for option in options) for title, options in table
     )
 
 

@@ -6,6 +6,7 @@ They do what llama.cpp does in ``common/arg.cpp`` (b11434); where a choice looks
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,17 +103,27 @@ def on_off(path: str) -> Setter:
     return read_into(path, read=read)
 
 
-def choice(path: str, enumeration: str, members: Mapping[str, str]) -> Setter:
-    """A value for each enumerator; the wheel may lack some."""
+def choice(path: str, enumeration: str, names: str, *, prefix: str = "") -> Setter:
+    """A value for each enumerator; the wheel may lack some.
+
+    ``names`` are the values, as ``VALUE=MEMBER`` if the member of the ``enumeration`` has another name.
+    ``prefix`` begins the names of the members, if the name of the enumeration does not.
+    """
+    members = {value: member or value for value, _, member in (name.partition("=") for name in names.split())}
 
     def read(value: str) -> object:
-        member = members.get(value)
-        found = getattr(getattr(xllamacpp_module(), enumeration), member, None) if member else None
+        found = _member(enumeration, members[value], prefix) if value in members else None
         if found is None:
             raise InvalidValue(f"invalid value: {value!r} (one of {', '.join(members)})")
         return found
 
     return read_into(path, read=read)
+
+
+def _member(enumeration: str, name: str, prefix: str = "") -> Any:
+    """Return the member of the wheel's enumeration; None if this wheel lacks it."""
+    member = re.sub(r"\W", "_", f"{prefix or enumeration}_{name}").upper()
+    return getattr(getattr(xllamacpp_module(), enumeration), member, None)
 
 
 def replace_items(path: str) -> Setter:
@@ -186,8 +197,7 @@ def gpu_layers(path: str) -> Setter:
 def flash_attn() -> Setter:
     def read(value: str) -> object:
         wanted = three_way(value)
-        member = "AUTO" if wanted is None else "ENABLED" if wanted else "DISABLED"
-        return getattr(xllamacpp_module().llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{member}")
+        return _member("llama_flash_attn_type", {None: "auto", True: "enabled", False: "disabled"}[wanted])
 
     return read_into("flash_attn_type", read=read)
 
@@ -288,8 +298,7 @@ def speculative_types() -> Setter:
     def read(value: str) -> list[object]:
         found: list[object] = []
         for word in value.split(","):
-            name = f"COMMON_SPECULATIVE_TYPE_{word.upper().replace('-', '_')}"
-            member = getattr(xllamacpp_module().common_speculative_type, name, None)
+            member = _member("common_speculative_type", word)
             if word not in SPECULATIVE_TYPES or member is None:
                 raise InvalidValue(f"unknown speculative type: {word}")
             found.append(member)

@@ -7,21 +7,45 @@ from types import SimpleNamespace
 import pytest
 
 from llamasup.embedded.arguments import ArgumentError, Request, apply, parse
-from llamasup.embedded.option import Option
+from llamasup.embedded.option import options_by_section
+from llamasup.embedded.program import options_of
 from llamasup.embedded.setters import add_items, option_integer, parallel, switch, text
 
-OPTIONS = (
-    Option("-h --help --usage", "", "", None, "print usage and exit", asks="help"),
-    Option("--version", "", "", None, "show version and build info", asks="version"),
-    Option("-m --model", "FNAME", "LLAMA_ARG_MODEL", text("path"), "model path to load"),
-    Option("-c --ctx-size", "N", "LLAMA_ARG_CTX_SIZE", option_integer("n_ctx"), "size of the prompt context"),
-    Option("-np --parallel", "N", "", parallel(), "number of server slots"),
-    Option("--slots | --no-slots", "", "LLAMA_ARG_ENDPOINT_SLOTS", switch("slots"), "slots endpoint"),
-    Option("--metrics", "", "LLAMA_ARG_ENDPOINT_METRICS", switch("metrics"), "metrics endpoint"),
-    Option("--no-kv-offload", "", "", switch("kv_offload", sets=False), "keep the KV cache in RAM"),
-    Option("--api-key", "KEY", "LLAMA_API_KEY", add_items("api_keys"), "API key"),
-    Option("--draft-max", "N", "LLAMA_ARG_DRAFT_MAX", None, "the argument has been removed. use --other"),
-)
+HELP = """\
+----- common params -----
+
+-h,    --help, --usage                  print usage and exit
+--version                               show version and build info
+-m,    --model FNAME                    model path to load
+                                        (env: LLAMA_ARG_MODEL)
+-c,    --ctx-size N                     size of the prompt context
+                                        (env: LLAMA_ARG_CTX_SIZE)
+
+
+----- example-specific params -----
+
+-np,   --parallel N                     number of server slots
+--slots, --no-slots                     slots endpoint
+                                        (env: LLAMA_ARG_ENDPOINT_SLOTS)
+--metrics                               metrics endpoint
+                                        (env: LLAMA_ARG_ENDPOINT_METRICS)
+--no-kv-offload                         keep the KV cache in RAM
+--api-key KEY                           API key
+                                        (env: LLAMA_API_KEY)
+--draft-max N                           the argument has been removed. use
+                                        --other
+                                        (env: LLAMA_ARG_DRAFT_MAX)
+"""
+SETTERS = {
+    "--model": text("path"),
+    "--ctx-size": option_integer("n_ctx"),
+    "--parallel": parallel(),
+    "--slots": switch("slots"),
+    "--metrics": switch("metrics"),
+    "--no-kv-offload": switch("kv_offload", sets=False),
+    "--api-key": add_items("api_keys"),
+}
+OPTIONS = options_of(options_by_section(HELP, SETTERS))
 
 
 def fresh() -> SimpleNamespace:

@@ -9,7 +9,6 @@ import pytest
 
 from llamasup.core.llama_server.help_text import looks_like_llama_server, parse_help, parse_version
 from llamasup.core.system.hardware.devices import parse_devices
-from llamasup.embedded.option import Option
 from llamasup.embedded.program import help_text, supported, version_text
 from tests.kit.paths import FIXTURES
 from tests.real.embedded.child import COMMAND
@@ -40,17 +39,6 @@ def test_the_layout_is_llama_servers_line_by_line(params: Any) -> None:
     real = set(REAL.read_text().splitlines())
     strange = [line for line in help_text(supported(params)).splitlines() if line not in real]
     assert len(strange) == 2, strange  # the shortened lists of templates
-
-
-def test_a_head_that_leaves_no_room_has_a_line_of_its_own() -> None:
-    option = Option(
-        "-fitt --fit-target", "MiB0,MiB1,MiB2,...", "LLAMA_ARG_FIT_TARGET", None, "margin per device"
-    )
-    assert option.help() == (
-        "-fitt, --fit-target MiB0,MiB1,MiB2,...\n"
-        "                                        margin per device\n"
-        "                                        (env: LLAMA_ARG_FIT_TARGET)\n"
-    )
 
 
 @pytest.mark.usefixtures("xllamacpp")

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from llamasup.embedded import program
 from llamasup.embedded.arguments import ArgumentError, apply, parse
+from llamasup.embedded.option import options_by_section
+from llamasup.embedded.options import SETTERS
 from llamasup.embedded.program import options_of, supported
 
 
@@ -198,7 +201,7 @@ def test_keys_come_from_a_file_without_its_comments(params: Any, tmp_path: Path)
 
 def test_options_missing_in_the_wheel_are_not_supported() -> None:
     older = SimpleNamespace(n_ctx=0, hostnames=[])
-    spellings = {spelling for option in options_of(supported(older)) for spelling in option.spellings}
+    spellings = {spelling for option in options_of(supported(older)) for spelling in option.entry.spellings}
     assert {"--ctx-size", "--host", "--version"} <= spellings
     assert not spellings & {"--model", "--cache-ram", "--spec-type"}
     with pytest.raises(ArgumentError, match="invalid argument: --cache-ram"):
@@ -207,7 +210,15 @@ def test_options_missing_in_the_wheel_are_not_supported() -> None:
 
 def test_no_spelling_and_no_variable_is_in_the_table_twice(params: Any) -> None:
     options = options_of(supported(params))
-    spellings = [spelling for option in options for spelling in option.spellings]
-    variables = [option.env for option in options if option.env]
+    spellings = [spelling for option in options for spelling in option.entry.spellings]
+    variables = [option.entry.env for option in options if option.entry.env]
     assert len(spellings) == len(set(spellings))
     assert len(variables) == len(set(variables))
+
+
+def test_each_option_of_the_help_has_a_setter_or_asks_or_is_removed() -> None:
+    text = Path(program.__file__).with_name("help.txt").read_text("utf-8")
+    options = options_of(options_by_section(text, SETTERS))
+    assert all(option.setter or option.asks or option.entry.removed for option in options)
+    listed = {spelling for option in options for spelling in option.entry.spellings}
+    assert SETTERS.keys() - listed == {"--spec-draft-cpu-range-batch"}  # llama-server has no such option
