@@ -136,25 +136,9 @@ def list_(view: View, json: o.Json = False) -> None:
     if json:
         write_json({"batches": rows})
     elif rows:
-        write_result(
-            table(
-                [
-                    ("BATCH", "STATE", "DONE", "FAILED", "LINES", "OUTPUT"),
-                    *(
-                        (
-                            row["id"],
-                            row["state"],
-                            str(row["done"]),
-                            str(row["failed"]),
-                            str(row["total"]),
-                            row["output"],
-                        )
-                        for row in rows
-                    ),
-                ],
-                indent="",
-            )
-        )
+        columns = ("id", "state", "done", "failed", "total", "output")
+        cells = [tuple(str(row[name]) for name in columns) for row in rows]
+        write_result(table([("BATCH", "STATE", "DONE", "FAILED", "LINES", "OUTPUT"), *cells], indent=""))
     else:
         view.say("info", "batch", "There are no batches yet.")
 
@@ -226,9 +210,9 @@ def _run(view: View, named: Callable[[], Job], *, json: bool) -> int:
                 batch_job.register(job)  # before the reading, which may take long and can be cancelled
                 with batch_job.prepare(job, shown.reading) as prepared:
                     prepared.index.set_fact("cancelled", 0)
-                    is_left = prepared.counts().left > 0
+                    is_left = prepared.index.counts().left > 0
                     progress = interruptible(_serve(job, prepared, shown)) if is_left else None
-                    counts = prepared.counts()
+                    counts = prepared.index.counts()
     except LlamasupError as error:
         if isinstance(shown, BatchEvents):
             shown.event("error", **error_event(error))

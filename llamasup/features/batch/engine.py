@@ -112,19 +112,16 @@ class Progress(Struct):
         return self.tokens_completion / taken_s, left_s
 
 
-class _Attempt:
+class _Attempt(Struct, eq=False):
     """An unfinished line, with what happened to it in this run."""
 
-    __slots__ = ("alone", "alone_crashes", "asked_again", "drops", "limited_s", "line", "tries")
-
-    def __init__(self, line: IndexedLine, *, alone: bool = False) -> None:
-        self.line = line
-        self.tries = line.tries
-        self.drops = 0
-        self.limited_s = 0.0
-        self.alone = alone
-        self.alone_crashes = 0
-        self.asked_again = False
+    line: IndexedLine
+    alone: bool
+    tries: int
+    drops: int = 0
+    limited_s: float = 0.0
+    alone_crashes: int = 0
+    asked_again: bool = False
 
 
 class _Model:
@@ -309,7 +306,7 @@ class BatchRun:
         model.all_fetched = len(lines) < FETCH
         if lines:
             model.place = lines[-1].place
-            model.ready.extend(_Attempt(line, alone=self._runs_aside) for line in lines)
+            model.ready.extend(_Attempt(line, self._runs_aside, line.tries) for line in lines)
             model.left += len(lines)
         self._drop_if_finished(model)
 

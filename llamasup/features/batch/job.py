@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
@@ -218,25 +218,13 @@ def cancel(job: Job, wait_s: float = CANCEL_WAIT_S) -> bool:
 # --- one run
 
 
-class Prepared:
-    """The open files of a batch, all lines checked. Use it as a context manager, inside ``locked``."""
+class Prepared(Struct, frozen=True):
+    """The open files of a batch, all lines checked. ``source`` is a descriptor of the input."""
 
-    def __init__(self, job: Job, index: Index, output: Output, source: int) -> None:
-        self.job = job
-        self.index = index
-        self.output = output
-        self.source = source
-
-    def __enter__(self) -> Prepared:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.output.close()
-        self.index.close()
-        os.close(self.source)
-
-    def counts(self) -> Counts:
-        return self.index.counts()
+    job: Job
+    index: Index
+    output: Output
+    source: int
 
     async def check_models(
         self, client: BatchClient, on_wait: Callable[[str], object] = lambda reason: None
@@ -279,24 +267,29 @@ class Prepared:
         )
 
 
+@contextmanager
 def prepare(
     job: Job,
     on_reading: Callable[[int, int], None] | None = None,
     *,
     most_lines: int | None = None,
     only_url: str | None = None,
-) -> Prepared:
-    """Open the files, check all lines, and take over what the output has. Blocks.
+) -> Iterator[Prepared]:
+    """Open the files, check all lines, and take over what the output has. Blocks. Use it inside ``locked``.
 
     ``only_url``: that of all lines.
     ``on_reading`` gets the bytes read and their total. Raises BatchInvalid, InputChanged, OutputFailed.
     """
     template = job.prompt_template
-    index = Index(job.index_path)
-    source = -1
-    output = None
-    try:
-        source = os.open(job.input, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    with ExitStack() as opened:
+        index = opened.enter_context(Index(job.index_path))
+        try:
+            source = os.open(job.input, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise UsageInvalid(
+                f"The input {job.input!r} cannot be read: {error.strerror}.", remedy="Check its permissions."
+            ) from None
+        opened.callback(os.close, source)
         status = os.fstat(source)
         version = f"{status.st_ino}/{status.st_size}/{status.st_mtime_ns}/{job.reading}"
         if index.fact("input") != version:
@@ -310,20 +303,9 @@ def prepare(
                     file, template=template, most_lines=most_lines, only_url=only_url, on_progress=report
                 )
             index.set_fact("input", version)
-        output = Output(Path(job.output))
+        output = opened.enter_context(closing(Output(Path(job.output))))
         output.settle(index)
-    except BaseException as error:
-        if output is not None:
-            output.close()
-        if source >= 0:
-            os.close(source)
-        index.close()
-        if isinstance(error, OSError):
-            raise UsageInvalid(
-                f"The input {job.input!r} cannot be read: {error.strerror}.", remedy="Check its permissions."
-            ) from None
-        raise
-    return Prepared(job, index, output, source)
+        yield Prepared(job, index, output, source)
 
 
 # --- the list of batches

@@ -95,7 +95,8 @@ def test_lock_file_that_cannot_be_written_is_an_error(job: Job) -> None:
 
 
 def test_cancel_ends_the_process_and_waits_for_its_end(job: Job) -> None:
-    prepare(job).__exit__()
+    with prepare(job):
+        pass
     with held(job) as process:
         assert status_of(job)["state"] == "running"
         assert cancel(job)
@@ -105,7 +106,8 @@ def test_cancel_ends_the_process_and_waits_for_its_end(job: Job) -> None:
 
 
 def test_cancel_says_that_a_process_does_not_end(job: Job) -> None:
-    prepare(job).__exit__()
+    with prepare(job):
+        pass
     with held(job, "deaf") as process, pytest.raises(Conflict, match=f"The process {process.pid}"):
         cancel(job, wait_s=0.2)
     assert status_of(job)["state"] == "stopped"
@@ -120,7 +122,8 @@ def test_looking_at_a_batch_changes_nothing(job: Job) -> None:
     with held(job):
         assert status_of(job)["state"] == "running"
     job.index_path.unlink()
-    prepare(job).__exit__()
+    with prepare(job):
+        pass
     before = job.index_path.read_bytes()
     assert status_of(job)["total"] == 1
     assert job.index_path.read_bytes() == before

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -55,7 +55,6 @@ _BUG: Final = LineMistake("internal_error", "this batch has met a bug of llamasu
 _KEY_GONE: Final = LineMistake("key_removed", "the API key of this batch has been removed")
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 def epoch_s() -> int:
@@ -185,7 +184,7 @@ class BatchRunner:
             raise _ReadingStopped
 
     async def _run_prepared(self, store: Store, prepared: Prepared) -> None:
-        counts = await in_thread(prepared.counts)
+        counts = await in_thread(prepared.index.counts)
         batch = self._current = _counted(self._change(), counts)
         if batch.status == "validating":  # and no client has cancelled it
             batch = self._change(status="in_progress", in_progress_at=epoch_s())
@@ -197,7 +196,7 @@ class BatchRunner:
                 errors = (_KEY_GONE,)
         except (BatchInvalid, NotAllowed) as error:
             reason, errors = "failed", _mistakes_of(error)
-            if not (await in_thread(prepared.counts)).finished:
+            if not (await in_thread(prepared.index.counts)).finished:
                 await self._fail(store, errors)
                 return
         except LlamasupError:
@@ -214,7 +213,7 @@ class BatchRunner:
         """Run the lines. Returns how the batch ends (a value of ``ENDED``), or nothing if it continues."""
         batch = self._current
         assert batch is not None
-        if not (await in_thread(prepared.counts)).left:
+        if not (await in_thread(prepared.index.counts)).left:
             return "completed"
         borrowed = _BorrowedKey(self._keys, batch.owner)
         if reason := self._end_of(borrowed):
@@ -303,7 +302,7 @@ class BatchRunner:
             for (kind, file), size in zip(results.items(), sizes, strict=True)
             if size
         }
-        totals = await in_thread(prepared.counts)
+        totals = await in_thread(prepared.index.counts)
         batch = ended(
             batch,
             reason,

@@ -8,8 +8,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -530,21 +530,20 @@ async def test_files_are_closed_if_the_service_is_cancelled_while_they_open(
 ) -> None:
     began, may_end, closed = threading.Event(), threading.Event(), list[Prepared]()
 
-    def prepare(*arguments: Any, **options: Any) -> Any:
+    @contextmanager
+    def prepare(*arguments: Any, **options: Any) -> Iterator[Prepared]:
         began.set()
         may_end.wait()
-        return original(*arguments, **options)
+        with ExitStack() as stack:
+            prepared = stack.enter_context(original(*arguments, **options))
+            stack.callback(closed.append, prepared)
+            yield prepared
 
     async def has_begun() -> bool:
         return began.is_set()
 
-    def close(self: Prepared, *_: object) -> None:
-        closed.append(self)
-        original_close(self)
-
-    original, original_close = job_module.prepare, Prepared.__exit__
+    original = job_module.prepare
     monkeypatch.setattr(runner_module, "prepare", prepare)
-    monkeypatch.setattr(Prepared, "__exit__", close)
     async with serve() as api:
         await api.create(["a"])
         await eventually(has_begun, bool)
