@@ -93,14 +93,14 @@ def switch(path: str, *more: str, sets: bool = True) -> Setter:
 
 def on_off(path: str) -> Setter:
     """A boolean option with a value: ``--fit off``, ``--cpu-strict 1``."""
+    return read_into(path, read=_on_or_off)
 
-    def read(value: str) -> bool:
-        known = boolean(value)
-        if known is None:
-            raise InvalidValue(f"error: unknown value: '{value}' (on or off)")
-        return known
 
-    return read_into(path, read=read)
+def _on_or_off(value: str) -> bool:
+    known = boolean(value)
+    if known is None:
+        raise InvalidValue(f"error: unknown value: '{value}' (on or off)")
+    return known
 
 
 def choice(path: str, enumeration: str, names: str, *, prefix: str = "") -> Setter:
@@ -168,73 +168,97 @@ def affinity(path: str, *, given: str) -> Setter:
     return Setter((f"{path}.cpumask", f"{path}.mask_valid"), apply)
 
 
-# --- options that set several attributes, or accept only some values --------------------------------------
+# --- values that only some options have ------------------------------------------------------------------
 
 
-def ctx_size() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        params.n_ctx = integer(value)
-        if params.n_ctx == 0 and hasattr(params, "fit_params_min_ctx"):
-            params.fit_params_min_ctx = -1  # UINT32_MAX in llama.cpp: an explicit 0 forbids fit to shrink it
-
-    return Setter(("n_ctx",), apply)
+def slots(value: str) -> int:
+    count = integer(value)
+    if count == 0:
+        raise InvalidValue("error: invalid value for n_parallel: 0 (-1 = auto)")
+    return count
 
 
-def parallel() -> Setter:
-    def read(value: str) -> int:
-        slots = integer(value)
-        if slots == 0:
-            raise InvalidValue("error: invalid value for n_parallel: 0 (-1 = auto)")
-        return slots
-
-    return read_into("n_parallel", read=read)
+def gpu_layers(value: str) -> int:
+    return {"auto": -1, "all": -2}.get(value) or integer(value)
 
 
-def gpu_layers(path: str) -> Setter:
-    return read_into(path, read=lambda value: {"auto": -1, "all": -2}.get(value) or integer(value))
+def flash_attention(value: str) -> object:
+    wanted = three_way(value)
+    return _member("llama_flash_attn_type", {None: "auto", True: "enabled", False: "disabled"}[wanted])
 
 
-def flash_attn() -> Setter:
-    def read(value: str) -> object:
-        wanted = three_way(value)
-        return _member("llama_flash_attn_type", {None: "auto", True: "enabled", False: "disabled"}[wanted])
-
-    return read_into("flash_attn_type", read=read)
-
-
-def rope_scale() -> Setter:
-    def read(value: str) -> float:
-        factor = number(value)
-        if factor == 0:
-            raise InvalidValue("invalid value: 0")
-        return 1.0 / factor
-
-    return read_into("rope_freq_scale", read=read)
+def rope_scale(value: str) -> float:
+    factor = number(value)
+    if factor == 0:
+        raise InvalidValue("invalid value: 0")
+    return 1.0 / factor
 
 
-def tensor_split() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        shares = [number(part) for part in value.replace("/", ",").split(",")]
-        devices = len(params.tensor_split)
-        if len(shares) > devices:
-            raise InvalidValue(f"got {len(shares)} input configs, but system only has {devices} devices")
-        params.tensor_split = shares + [0.0] * (devices - len(shares))
-
-    return Setter(("tensor_split",), apply)
+SPECULATIVE_TYPES = (
+    "none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "ngram-simple",
+    "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
+)  # fmt: skip
 
 
-def fit_target() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        margins = [integer(part) * 1024 * 1024 for part in value.replace("/", ",").split(",")]
-        current = list(params.fit_params_target)
-        if len(margins) > len(current):
-            raise InvalidValue(f"got {len(margins)} values, but there are at most {len(current)} devices")
-        one_for_all = len(margins) == 1
-        params.fit_params_target = (
-            margins * len(current) if one_for_all else margins + current[len(margins) :]
-        )
+def speculative_types(value: str) -> list[object]:
+    """Types separated by commas; ``draft-simple`` is ``COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE``."""
+    found: list[object] = []
+    for word in value.split(","):
+        member = _member("common_speculative_type", word)
+        if word not in SPECULATIVE_TYPES or member is None:
+            raise InvalidValue(f"unknown speculative type: {word}")
+        found.append(member)
+    return found
 
-    return Setter(("fit_params_target",), apply)
+
+def is_probabilistic(value: str) -> bool:
+    if value not in ("greedy", "probabilistic"):
+        raise InvalidValue(f"invalid value: {value!r} (greedy or probabilistic)")
+    return value == "probabilistic"
+
+
+def at_least_zero(value: str) -> float:
+    return max(number(value), 0.0)
+
+
+def at_least_minus_one(value: str) -> int:
+    count = integer(value)
+    if count < -1:
+        raise InvalidValue(f"error: invalid value: {count} (-1 or more)")
+    return count
+
+
+def idle_seconds(value: str) -> int:
+    seconds = integer(value)
+    if seconds == 0 or seconds < -1:
+        raise InvalidValue("invalid value: cannot be 0 or less than -1")
+    return seconds
+
+
+# --- options that set several attributes, or depend on their value before ---------------------------------
+
+
+def set_ctx_size(params: Any, value: str) -> None:
+    params.n_ctx = integer(value)
+    if params.n_ctx == 0 and hasattr(params, "fit_params_min_ctx"):
+        params.fit_params_min_ctx = -1  # UINT32_MAX in llama.cpp: an explicit 0 forbids fit to shrink it
+
+
+def set_tensor_split(params: Any, value: str) -> None:
+    shares = [number(part) for part in value.replace("/", ",").split(",")]
+    devices = len(params.tensor_split)
+    if len(shares) > devices:
+        raise InvalidValue(f"got {len(shares)} input configs, but system only has {devices} devices")
+    params.tensor_split = shares + [0.0] * (devices - len(shares))
+
+
+def set_fit_target(params: Any, value: str) -> None:
+    margins = [integer(part) * 1024 * 1024 for part in value.replace("/", ",").split(",")]
+    current = list(params.fit_params_target)
+    if len(margins) > len(current):
+        raise InvalidValue(f"got {len(margins)} values, but there are at most {len(current)} devices")
+    one_for_all = len(margins) == 1
+    params.fit_params_target = margins * len(current) if one_for_all else margins + current[len(margins) :]
 
 
 def override_tensor(path: str) -> Setter:
@@ -277,96 +301,39 @@ def lora(*, scaled: bool) -> Setter:
     return Setter(("lora_adapters",), apply)
 
 
-def cors_origins() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        params.cors_origins = value
-        if hasattr(params, "cors_origins_explicit"):
-            params.cors_origins_explicit = True
-
-    return Setter(("cors_origins",), apply)
+def set_cors_origins(params: Any, value: str) -> None:
+    params.cors_origins = value
+    if hasattr(params, "cors_origins_explicit"):
+        params.cors_origins_explicit = True
 
 
-SPECULATIVE_TYPES = (
-    "none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "ngram-simple",
-    "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
-)  # fmt: skip
-
-
-def speculative_types() -> Setter:
-    """Types separated by commas; ``draft-simple`` is ``COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE``."""
-
-    def read(value: str) -> list[object]:
-        found: list[object] = []
-        for word in value.split(","):
-            member = _member("common_speculative_type", word)
-            if word not in SPECULATIVE_TYPES or member is None:
-                raise InvalidValue(f"unknown speculative type: {word}")
-            found.append(member)
-        return found
-
-    return read_into("speculative.types", read=read)
-
-
-def draft_sampling() -> Setter:
-    def read(value: str) -> bool:
-        if value not in ("greedy", "probabilistic"):
-            raise InvalidValue(f"invalid value: {value!r} (greedy or probabilistic)")
-        return value == "probabilistic"
-
-    return read_into("speculative.draft.probabilistic", read=read)
-
-
-def at_least_zero(value: str) -> float:
-    return max(number(value), 0.0)
-
-
-def at_least_minus_one(value: str) -> int:
-    count = integer(value)
-    if count < -1:
-        raise InvalidValue(f"error: invalid value: {count} (-1 or more)")
-    return count
-
-
-def keys_file() -> Setter:
+def add_keys_of_file(params: Any, value: str) -> None:
     """Read one key per line. Blank lines and lines that start with a hash are ignored."""
-
-    def apply(params: Any, value: str) -> None:
-        lines = [line.strip() for line in file_text(value).splitlines()]
-        params.api_keys = [*params.api_keys, *(line for line in lines if line and line[0] != "#")]
-
-    return Setter(("api_keys",), apply)
+    lines = [line.strip() for line in file_text(value).splitlines()]
+    params.api_keys = [*params.api_keys, *(line for line in lines if line and line[0] != "#")]
 
 
-def rerank() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        if value == ON:
-            params.embedding = True
-            params.pooling_type = xllamacpp_module().llama_pooling_type.LLAMA_POOLING_TYPE_RANK
-
-    return Setter(("embedding", "pooling_type"), apply)
+def set_rerank(params: Any, value: str) -> None:
+    if value == ON:
+        params.embedding = True
+        params.pooling_type = xllamacpp_module().llama_pooling_type.LLAMA_POOLING_TYPE_RANK
 
 
-def template_kwargs() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        try:
-            given = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidValue(f"not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise InvalidValue(f"not a JSON object: {value}")
-        _add_template_kwargs(params, given)
-
-    return Setter(("default_template_kwargs",), apply)
+def add_template_kwargs(params: Any, value: str) -> None:
+    try:
+        given = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise InvalidValue(f"not a JSON object: {value}")
+    _add_template_kwargs(params, given)
 
 
-def reasoning() -> Setter:
-    def apply(params: Any, value: str) -> None:
-        wanted = three_way(value)
-        params.enable_reasoning = -1 if wanted is None else int(wanted)
-        if wanted is not None:
-            _add_template_kwargs(params, {"enable_thinking": wanted})
-
-    return Setter(("enable_reasoning", "default_template_kwargs"), apply)
+def set_reasoning(params: Any, value: str) -> None:
+    wanted = three_way(value)
+    params.enable_reasoning = -1 if wanted is None else int(wanted)
+    if wanted is not None:
+        _add_template_kwargs(params, {"enable_thinking": wanted})
 
 
 def _add_template_kwargs(params: Any, given: Mapping[str, object]) -> None:
@@ -374,16 +341,6 @@ def _add_template_kwargs(params: Any, given: Mapping[str, object]) -> None:
         key: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for key, value in given.items()
     }
     params.default_template_kwargs = {**params.default_template_kwargs, **dumped}
-
-
-def sleep_idle() -> Setter:
-    def read(value: str) -> int:
-        seconds = integer(value)
-        if seconds == 0 or seconds < -1:
-            raise InvalidValue("invalid value: cannot be 0 or less than -1")
-        return seconds
-
-    return read_into("sleep_idle_seconds", read=read)
 
 
 def grammar(*, file: bool) -> Setter:

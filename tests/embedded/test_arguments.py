@@ -9,7 +9,7 @@ import pytest
 from llamasup.embedded.arguments import ArgumentError, Request, apply, parse
 from llamasup.embedded.option import options_by_section
 from llamasup.embedded.program import options_of
-from llamasup.embedded.setters import add_items, option_integer, parallel, switch, text
+from llamasup.embedded.setters import add_items, option_integer, read_into, slots, switch, text
 
 HELP = """\
 ----- common params -----
@@ -39,7 +39,7 @@ HELP = """\
 SETTERS = {
     "--model": text("path"),
     "--ctx-size": option_integer("n_ctx"),
-    "--parallel": parallel(),
+    "--parallel": read_into("n_parallel", read=slots),
     "--slots": switch("slots"),
     "--metrics": switch("metrics"),
     "--no-kv-offload": switch("kv_offload", sets=False),
