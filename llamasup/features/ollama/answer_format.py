@@ -86,18 +86,15 @@ def error_line(sentence: str) -> bytes:
 # --- tool calls ------------------------------------------------------------------------------------
 
 
-class _Call:
+class _Call(msgspec.Struct):
     """A tool call, of which a stream brings pieces."""
 
-    __slots__ = ("arguments", "id", "name")
-
-    def __init__(self) -> None:
-        self.id = self.name = self.arguments = ""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 class _Calls:
-    __slots__ = ("_by_index",)
-
     def __init__(self) -> None:
         self._by_index: dict[int, _Call] = {}
 
@@ -204,18 +201,6 @@ class Lines:
 
     The times of the last line are those when it is made: ``last`` gets them.
     """
-
-    __slots__ = (
-        "_alternatives",
-        "_begin",
-        "_calls",
-        "_is_chat",
-        "_part",
-        "_reason",
-        "_timings",
-        "_tokens",
-        "ends",
-    )
 
     def __init__(self, request: OllamaRequest) -> None:
         self._begin = _begin(request.name)
@@ -367,11 +352,11 @@ def loaded(request: OllamaRequest, created_at: bytes, *, reason: str = "load") -
     begin = b'%b%b",' % (_begin(request.name), created_at)
     end = b'"done":true,"done_reason":%b}\n' % _encode(reason)
     match request.kind:
-        case Kind.LOAD_CHAT:
+        case Kind.CHAT:
             return begin + _chat_message(b"", b"") + end
-        case Kind.LOAD_GENERATE:
+        case Kind.GENERATE:
             return begin + _response(b"", b"") + end
-        case Kind.LOAD_EMBED:
+        case Kind.EMBED:
             return b'{"model":%b,"embeddings":[]}\n' % _encode(request.name)
         case _:
             return b'{"embedding":[]}\n'
@@ -385,8 +370,6 @@ EVENT: Final = b"data: "
 
 class Events:
     """Holds the beginning of an event until its rest arrives."""
-
-    __slots__ = ("_rest",)
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -40,16 +40,6 @@ class FilesAnswer(OllamaAnswer):
     ``hides_paths``: the client must not learn folders of this machine.
     """
 
-    __slots__ = (
-        "_body",
-        "_events",
-        "_hides_paths",
-        "_name",
-        "_outcome",
-        "_pulls",
-        "_streams",
-    )
-
     def __init__(self, name: str, *, pulls: bool, streams: bool, hides_paths: bool) -> None:
         super().__init__()
         self._name = name

@@ -80,8 +80,6 @@ def stream_head(form: ResponseForm) -> bytes:
 class OllamaAnswer(Stage):
     """The last stage of an answer in Ollama's API."""
 
-    __slots__ = ("_attempt", "_form", "_status", "has_begun")
-
     _attempt: Attempt
 
     def __init__(self) -> None:
@@ -123,17 +121,6 @@ class OllamaAnswer(Stage):
 
 class ModelAnswer(OllamaAnswer):
     """The answer of a model. ``received_at``: when the request arrived (monotonic)."""
-
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_events",
-        "_failed",
-        "_lines",
-        "_received_at",
-        "_request",
-        "_served",
-    )
 
     def __init__(self, request: OllamaRequest, received_at: float, served: Served) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from llamasup.features.ollama.fields import (
     Fields,
@@ -47,14 +48,9 @@ class Kind(Enum):
     RAW = auto()  # of /api/generate, by /completion
     EMBED = auto()
     EMBEDDINGS = auto()  # of /api/embeddings, which takes one text
-    LOAD_CHAT = auto()
-    LOAD_GENERATE = auto()
-    LOAD_EMBED = auto()
-    LOAD_EMBEDDINGS = auto()
 
 
-LOADS: Final = frozenset({Kind.LOAD_CHAT, Kind.LOAD_GENERATE, Kind.LOAD_EMBED, Kind.LOAD_EMBEDDINGS})
-EMBEDS: Final = frozenset({Kind.EMBED, Kind.EMBEDDINGS, Kind.LOAD_EMBED, Kind.LOAD_EMBEDDINGS})
+EMBEDS: Final = frozenset({Kind.EMBED, Kind.EMBEDDINGS})
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -70,6 +66,7 @@ class Features(msgspec.Struct, frozen=True):
 
 class OllamaRequest(msgspec.Struct, frozen=True):
     """A translated request. ``name``: the model as the client wrote it. ``body``: without the model.
+    ``loads``: it has no prompt, and only loads the model.
 
     ``keep_s``: how long the model stays loaded after the request; None: not set. ``idle``: the options that
     have no effect. ``has_webp``: an image is WebP. ``thinks``, ``calls_tools``: it needs a model that can.
@@ -88,11 +85,7 @@ class OllamaRequest(msgspec.Struct, frozen=True):
     calls_tools: bool = False
     dimensions: int | None = None
     alternatives: bool = False
-
-    @property
-    def loads(self) -> bool:
-        """Whether it only loads the model."""
-        return self.kind in LOADS
+    loads: bool = False
 
     @property
     def embeds(self) -> bool:
@@ -156,7 +149,7 @@ def _request(
 
 def _load(kind: Kind, name: str, fields: Fields) -> OllamaRequest:
     """A request without a prompt loads the model. The tokens of no text take no time of the model."""
-    return _request(kind, name, b"/tokenize", {"content": ""}, fields)
+    return replace(_request(kind, name, b"/tokenize", {"content": ""}, fields), loads=True)
 
 
 # --- chat ------------------------------------------------------------------------------------------
@@ -169,7 +162,7 @@ def _chat(name: str, fields: Fields, features: Features) -> OllamaRequest:
     if tools:
         body["tools"] = _tools(tools)
     if not messages:
-        return _load(Kind.LOAD_CHAT, name, fields)
+        return _load(Kind.CHAT, name, fields)
     return _request(Kind.CHAT, name, b"/v1/chat/completions", body, fields)
 
 
@@ -260,7 +253,7 @@ def _generate(name: str, fields: Fields, features: Features) -> OllamaRequest:
     images = texts(fields, "images")
     shared = _shared(fields, features)
     if not prompt and not suffix and not images:
-        return _load(Kind.LOAD_GENERATE, name, fields)
+        return _load(Kind.GENERATE, name, fields)
     if raw or suffix:
         others = {
             "system": bool(system),
@@ -412,7 +405,7 @@ def _embed(name: str, fields: Fields, features: Features) -> OllamaRequest:
     dimensions = integer(fields, "dimensions", 0)
     body = {"input": inputs, **parameters(fields, samples=False)}
     if not inputs or inputs == [""]:
-        return _load(Kind.LOAD_EMBED, name, fields)
+        return _load(Kind.EMBED, name, fields)
     return _request(Kind.EMBED, name, b"/v1/embeddings", body, fields, dimensions or None)
 
 
@@ -421,7 +414,7 @@ def _embeddings(name: str, fields: Fields, features: Features) -> OllamaRequest:
     # Ollama does not normalize these.
     body = {"input": prompt, "embd_normalize": -1, **parameters(fields, samples=False)}
     if not prompt:
-        return _load(Kind.LOAD_EMBEDDINGS, name, fields)
+        return _load(Kind.EMBEDDINGS, name, fields)
     return _request(Kind.EMBEDDINGS, name, b"/v1/embeddings", body, fields)
 
 

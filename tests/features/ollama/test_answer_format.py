@@ -311,16 +311,16 @@ def test_loads_have_the_form_of_their_path() -> None:
     def of_load(kind: Kind, reason: str = "load") -> Any:
         return json.loads(loaded(of(kind), NOW, reason=reason))
 
-    chat, generate = of_load(Kind.LOAD_CHAT), of_load(Kind.LOAD_GENERATE, "unload")
+    chat, generate = of_load(Kind.CHAT), of_load(Kind.GENERATE, "unload")
     assert (chat["message"], chat["done"], chat["done_reason"]) == (
         {"role": "assistant", "content": ""},
         True,
         "load",
     )
     assert (generate["response"], generate["done_reason"]) == ("", "unload")
-    assert of_load(Kind.LOAD_EMBED) == {"model": "m:latest", "embeddings": []}
-    assert of_load(Kind.LOAD_EMBEDDINGS) == {"embedding": []}
-    assert json.loads(whole(of(Kind.LOAD_CHAT), b'{"tokens":[]}', NOW, TIMES)) == chat
+    assert of_load(Kind.EMBED) == {"model": "m:latest", "embeddings": []}
+    assert of_load(Kind.EMBEDDINGS) == {"embedding": []}
+    assert json.loads(whole(of(Kind.CHAT, loads=True), b'{"tokens":[]}', NOW, TIMES)) == chat
 
 
 @pytest.mark.parametrize(

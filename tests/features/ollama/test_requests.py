@@ -80,10 +80,10 @@ def test_time_and_options_without_effect_are_kept_for_later(path: str, field: di
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("chat", Kind.LOAD_CHAT),
-        ("generate", Kind.LOAD_GENERATE),
-        ("embed", Kind.LOAD_EMBED),
-        ("embeddings", Kind.LOAD_EMBEDDINGS),
+        ("chat", Kind.CHAT),
+        ("generate", Kind.GENERATE),
+        ("embed", Kind.EMBED),
+        ("embeddings", Kind.EMBEDDINGS),
     ],
 )
 def test_request_without_a_prompt_loads_the_model(path: str, kind: Kind) -> None:
