@@ -18,7 +18,6 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TypeVar
 
 from msgspec import Struct
@@ -245,14 +244,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         for pool in self._pools.values():
             await pool.aclose()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        await self.aclose()
 
     def _pool(self, origin: tuple[str, str, int], proxy: str | None) -> httpx.AsyncHTTPTransport:
         if origin not in self._pools:

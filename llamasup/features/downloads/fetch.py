@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -96,21 +95,19 @@ class FileDownload:
         return part
 
     async def _download(self, part: PartFile) -> None:
-        try:
-            await self._attempt(part)
-        except _FileChanged as why:
-            part.start_over()
-            self._listener.say(f"{self._target.target.name}: {why}; the download starts over")
-        else:
-            return
-        try:
-            await self._attempt(part)
-        except _FileChanged as why:
-            part.start_over()
-            raise DownloadFailed(
-                f"{shown_url(self._target.url)} changed during two downloads in a row: {why}.",
-                remedy="Try again later.",
-            ) from None
+        for is_second in (False, True):
+            try:
+                await self._attempt(part)
+            except _FileChanged as why:
+                part.start_over()
+                if is_second:
+                    raise DownloadFailed(
+                        f"{shown_url(self._target.url)} changed during two downloads in a row: {why}.",
+                        remedy="Try again later.",
+                    ) from None
+                self._listener.say(f"{self._target.target.name}: {why}; the download starts over")
+            else:
+                return
 
     async def _open_part(self) -> PartFile | None:
         """The part file, once no other process has it."""
@@ -335,17 +332,7 @@ def check_space(folder: Path, needed_bytes: int, name: str) -> None:
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The most useful error of several tasks: a changed file explains the errors of the others."""
-    leaves = list(_leaves(group))
-    for kind in (_FileChanged, LlamasupError):
-        for error in leaves:
-            if isinstance(error, kind):
-                return error
-    return leaves[0]
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+    error: BaseException = group.subgroup(_FileChanged) or group.subgroup(LlamasupError) or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

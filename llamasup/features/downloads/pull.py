@@ -40,6 +40,7 @@ from llamasup.features.downloads.fetch import (
     DownloadTarget,
     FileDownload,
     ListingChanged,
+    ProgressListener,
     check_space,
     inspect_remote,
     is_in_place,
@@ -85,14 +86,10 @@ class Choosing(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class PullListener(Protocol):
+class PullListener(ProgressListener, Protocol):
+    """``moved`` gets the bytes of all files together."""
+
     def chosen(self, choosing: Choosing) -> None: ...
-
-    def moved(self, done_bytes: int) -> None:
-        """Note progress: the bytes of all files together."""
-        ...
-
-    def say(self, text: str) -> None: ...
 
 
 async def pull(ref: Ref, options: DownloadOptions, listener: PullListener) -> FetchedModel:
@@ -142,7 +139,10 @@ class _Pull:
             missing_bytes = sum(
                 (target.remote.size or 0) - _bytes_on_disk(target.target) for target in needed
             )
-            check_space(self._existing_folder(), missing_bytes, choosing.name)
+            folder = self._options.folder
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            check_space(folder, missing_bytes, choosing.name)
             await self._fetch(needed, wanted, projector)
         parts = tuple(target.target for target in wanted if target is not projector)
         model = FetchedModel(parts[0], parts, projector.target if projector else None)
@@ -253,13 +253,6 @@ class _Pull:
     def _will_replace(self, wanted: DownloadTarget, why: str) -> bool:
         self._listener.say(f"{wanted.target.name}: {why}; the file will be replaced")
         return False
-
-    def _existing_folder(self) -> Path:
-        """The models folder, created if it is missing."""
-        folder = self._options.folder
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def _make_folder(self, target: Path) -> None:
         """Create the folder of ``target``. Raises FolderUnusable if it is outside the models folder (X10)."""

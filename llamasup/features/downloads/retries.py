@@ -6,13 +6,12 @@ The failures of connections become errors here; ``hub_responses.py`` reads the r
 from __future__ import annotations
 
 import random
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
 
-from llamasup.core.http.httpx_client import httpx
+from llamasup.core.http.httpx_client import httpx, is_untrusted
 from llamasup.core.hub.reference import shown_url
 from llamasup.core.system.text import printable
 from llamasup.errors import DownloadFailed, without_errno
@@ -55,7 +54,7 @@ def translated_errors(url: str) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise TransientError(f"{where} does not answer") from error
     except httpx.TransportError as error:
-        if _is_untrusted(error):
+        if is_untrusted(error):
             raise DownloadFailed(
                 f"The certificate of {where} is not trusted ({_reason(error)}).",
                 remedy="If a proxy of your company decrypts TLS, set SSL_CERT_FILE to its certificates.",
@@ -65,14 +64,6 @@ def translated_errors(url: str) -> Iterator[None]:
         raise DownloadFailed(
             f"{where} is not a valid URL: {printable(str(error))}.", remedy="Check its host and its port."
         ) from error
-
-
-def _is_untrusted(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,7 @@ address is allowed, and the command line stays valid.
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
@@ -16,12 +17,7 @@ from llamasup.core.llama_server.inspect import Runtime
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
-from llamasup.features.systemd.systemctl import (
-    gpu_groups,
-    systemd_version,
-    unreadable_by_others,
-    unwritable_by_others,
-)
+from llamasup.features.systemd.systemctl import closed_to_others, gpu_groups, systemd_version
 from llamasup.features.systemd.unit_file import (
     Credential,
     Unit,
@@ -191,7 +187,7 @@ def check_service_address(
 
 def _check_readable(unit: Unit) -> None:
     hidden = [path for path in unit.needed_paths if is_hidden(path)]
-    if reasons := unreadable_by_others(unit.needed_paths, hidden):
+    if reasons := closed_to_others(unit.needed_paths, hidden):
         shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
         raise ConfigInvalid(
             f"The service's user cannot read all its files: {shown}.",
@@ -203,7 +199,7 @@ def _check_writable(unit: Unit, account: Account, written: Mapping[str, str], ob
     """Check that the folders exist and are writable for a dynamic user; a ``run_as`` user is not checked."""
     own = own_folders(unit.name)[0]
     for folder, what in written.items():
-        reasons = unwritable_by_others([folder], [folder] if is_hidden(folder) else [])
+        reasons = closed_to_others([folder], [folder] if is_hidden(folder) else [], stat.S_IWOTH)
         if not Path(folder).is_dir():
             problem = f"the folder {folder} does not exist, and the service cannot create it"
             remedy = f"Create it first, or use a folder below {own}, which belongs to the service."

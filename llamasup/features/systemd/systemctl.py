@@ -147,20 +147,14 @@ def gpu_groups() -> tuple[str, ...]:
     return tuple(name for name in ("render", "video") if native.has_group(name))
 
 
-def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
+def closed_to_others(
+    paths: Sequence[str], hidden: Sequence[str], right: int = stat.S_IROTH
+) -> tuple[str, ...]:
     """Return why a user without files here cannot read some of ``paths``; empty if all are readable.
 
-    The parents of ``hidden`` paths do not count, as the sandbox creates them.
+    The parents of ``hidden`` paths do not count, as the sandbox creates them. With ``stat.S_IWOTH`` as the
+    ``right``, return why such a user cannot create files in some of these folders.
     """
-    return _closed_to_others(paths, hidden, stat.S_IROTH)
-
-
-def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
-    """Return why such a user cannot create files in some of ``folders``; see ``unreadable_by_others``."""
-    return _closed_to_others(folders, hidden, stat.S_IWOTH)
-
-
-def _closed_to_others(paths: Sequence[str], hidden: Sequence[str], right: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_closed_parts(paths, hidden, right)))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from llamasup.features.systemd.systemctl import unreadable_by_others
+from llamasup.features.systemd.systemctl import closed_to_others
 from llamasup.features.systemd.unit_file import is_hidden
 from tests.kit.paths import ROOT
 from tests.kit.patience import PATIENCE_S
@@ -52,7 +52,7 @@ def reason_to_skip() -> str | None:
     )
     if done.returncode != 0:
         return f"namespaces with cgroups cannot be made: {done.stderr.strip()}"
-    closed = unreadable_by_others(KEPT, [path for path in KEPT if is_hidden(path)])
+    closed = closed_to_others(KEPT, [path for path in KEPT if is_hidden(path)])
     return f"a service's own user could not run this: {'; '.join(closed)}" if closed else None
 
 
