@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from llamasup.features.continuation.answer import Event, NotContinued, Prefix, Sent
-from llamasup.features.continuation.request import Body, limited, messages_of, raw, refuse_state, value
+from llamasup.features.continuation.request import Body, limited, messages_of, raw, value
 
 _COMPLETE: Final = "the answer was complete but for its end"
 _TOOL_CALL: Final = "a tool call has begun"
@@ -61,7 +61,6 @@ class _Chat:
         return bool(event.data == "[DONE]")
 
     def continued(self, body: Body, sent: Sent) -> Joint:
-        refuse_state(body)
         messages, role = messages_of(body, "messages")
         if not sent.is_empty:
             _refuse_reasoning(sent)
@@ -112,7 +111,7 @@ class _ChatJoint:
 # --- /v1/completions and /completion
 
 
-class _TextCompletions:
+class _TextCompletions(_Chat):
     def sent(self, events: Iterable[Event]) -> Sent:
         sent = Sent()
         for event in events:
@@ -122,11 +121,7 @@ class _TextCompletions:
                 _note(sent, event.data, choice.get("text"))
         return sent
 
-    def is_last(self, event: Event) -> bool:
-        return bool(event.data == "[DONE]")
-
     def continued(self, body: Body, sent: Sent) -> Joint:
-        refuse_state(body)
         _continue_prompt(body, sent)
         return _TextJoint(sent, is_full=limited(body, sent.pieces))
 
@@ -183,7 +178,6 @@ class _Completion:
         return bool(_data(event).get("stop"))
 
     def continued(self, body: Body, sent: Sent) -> Joint:
-        refuse_state(body)
         _continue_prompt(body, sent)
         limit = value(body, "n_predict" if "n_predict" in body else "max_tokens")
         return _CompletionJoint(sent, limit, is_full=limited(body, sent.pieces))
@@ -250,7 +244,6 @@ class _Messages:
         return event.name == "message_stop"
 
     def continued(self, body: Body, sent: Sent) -> Joint:
-        refuse_state(body)
         messages, role = messages_of(body, "messages")
         if sent.reasoning:
             raise NotContinued("the answer has thinking blocks")
@@ -314,7 +307,6 @@ class _Responses:
         return event.name == "response.completed"
 
     def continued(self, body: Body, sent: Sent) -> Joint:
-        refuse_state(body)
         if not sent.is_empty:
             if isinstance(text := value(body, "input"), str):
                 body["input"] = raw([{"role": "user", "content": text}])

@@ -10,7 +10,7 @@ from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.core.http.sse import FRAMING
 from llamasup.features.continuation.answer import NotContinued, event_of, events_in
 from llamasup.features.continuation.apis import API_BY_ROUTE, Joint
-from llamasup.features.continuation.request import encoded, holds_back, of_request
+from llamasup.features.continuation.request import encoded, holds_back, of_request, refuse_state
 
 __all__ = ["MAX_KEPT", "TAIL_PIECES", "Recording"]
 
@@ -140,6 +140,7 @@ class Recording:
             is_uncounted = not sent.is_counted and (holds_back(body) or not sent.text.isascii())
             self.uncounted = sent.text if is_uncounted else ""
             sent.pieces = max(sent.pieces, tokens)
+            refuse_state(body)
             self._joint = self._api.continued(body, sent)
             self.pieces = sent.pieces
             return encoded(body)

@@ -10,6 +10,7 @@ from llamasup.core.control.interface import Host
 from llamasup.core.observability.observer import Observer
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.own_command import python_executable
+from llamasup.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from llamasup.features.tracing.exporter import SpanExporter
@@ -27,24 +28,20 @@ def span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
     """Return the exporter of ``environ``; None if tracing is off. Warns if it is on and cannot work."""
     if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
         return None
-    from llamasup.features.tracing.settings import (
-        TracingProblem,
-        read_settings,
-    )  # here, to keep the start short
+    from llamasup.features.tracing.settings import read_settings  # here, to keep the start short
 
-    match read_settings(environ):
-        case None:
+    try:
+        if (settings := read_settings(environ)) is None:
             return None
-        case TracingProblem(message, remedy):
-            _log.warning("no spans are sent: %s %s", message, remedy)
-            return None
-        case settings:
-            try:
-                from llamasup.features.tracing.exporter import SpanExporter
-            except ImportError as error:
-                _log.warning("no spans are sent to %s: %s", settings.shown_url, _no_sdk(error))
-                return None
-            return SpanExporter(settings)
+    except ConfigInvalid as error:
+        _log.warning("no spans are sent: %s %s", error.message, error.remedy)
+        return None
+    try:
+        from llamasup.features.tracing.exporter import SpanExporter
+    except ImportError as error:
+        _log.warning("no spans are sent to %s: %s", settings.shown_url, _no_sdk(error))
+        return None
+    return SpanExporter(settings)
 
 
 def _no_sdk(error: ImportError) -> str:

@@ -1,7 +1,7 @@
 """Reads where spans are sent, from the variables of the OpenTelemetry specification (pure).
 
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` turns tracing on. An invalid
-variable turns it off with a ``TracingProblem``. It stops no start, because such variables are often set for a
+variable turns it off with an error. It stops no start, because such variables are often set for a
 whole machine.
 """
 
@@ -14,7 +14,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
 
-__all__ = ["ENDPOINTS", "Sampler", "TracingProblem", "TracingSettings", "is_sampled", "read_settings"]
+from llamasup.errors import ConfigInvalid
+
+__all__ = ["ENDPOINTS", "Sampler", "TracingSettings", "is_sampled", "read_settings"]
 
 _ANY, _TRACES = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"
 ENDPOINTS: Final = (f"{_TRACES}ENDPOINT", f"{_ANY}ENDPOINT")
@@ -56,35 +58,13 @@ class TracingSettings(Struct, frozen=True):
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
 
-class TracingProblem(Struct, frozen=True):
-    """The reason why there is no tracing, and what to do."""
-
-    message: str
-    remedy: str
-
-
-class _Invalid(ValueError):
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(message)
-        self.problem = TracingProblem(message, remedy)
-
-
-def read_settings(environ: Mapping[str, str]) -> TracingSettings | TracingProblem | None:
-    """Read the settings; None if tracing is off."""
+def read_settings(environ: Mapping[str, str]) -> TracingSettings | None:
+    """Read the settings; None if tracing is off. Raises ConfigInvalid."""
     if not any(environ.get(name) for name in ENDPOINTS):
         return None
-    exporters = environ.get("OTEL_TRACES_EXPORTER", "").split(",")
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not {"", "otlp"} & {
-        *map(str.strip, exporters)
-    }:
+    exporters = set(map(str.strip, environ.get("OTEL_TRACES_EXPORTER", "").split(",")))
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not {"", "otlp"} & exporters:
         return None
-    try:
-        return _read(environ)
-    except _Invalid as invalid:
-        return invalid.problem
-
-
-def _read(environ: Mapping[str, str]) -> TracingSettings:
     _check_protocol(environ)
     return TracingSettings(
         _url(environ),
@@ -107,9 +87,11 @@ def _url(environ: Mapping[str, str]) -> str:
     name, value = _of(environ, "ENDPOINT")
     parts = _split(value)
     if parts is None:
-        raise _Invalid(f"${name} is not the URL of a collector.", "Use a URL such as http://127.0.0.1:4318.")
+        raise ConfigInvalid(
+            f"${name} is not the URL of a collector.", remedy="Use a URL such as http://127.0.0.1:4318."
+        )
     if "@" in parts.netloc:  # it would be in messages
-        raise _Invalid(f"${name} contains a password.", f"Use ${_ANY}HEADERS for it.")
+        raise ConfigInvalid(f"${name} contains a password.", remedy=f"Use ${_ANY}HEADERS for it.")
     if name == ENDPOINTS[1]:
         parts = parts._replace(path=f"{parts.path.rstrip('/')}/v1/traces")
     return parts._replace(path=parts.path or "/", fragment="").geturl()
@@ -129,10 +111,10 @@ def _split(url: str) -> SplitResult | None:
 def _check_protocol(environ: Mapping[str, str]) -> None:
     name, value = _of(environ, "PROTOCOL")
     if value not in ("", "http/protobuf"):
-        raise _Invalid(
+        raise ConfigInvalid(
             f"${name} is {value[:40]!r}, but llamasup sends spans only as http/protobuf.",
-            f"Set {_TRACES}PROTOCOL=http/protobuf, and {ENDPOINTS[0]} to the HTTP port of the collector"
-            " (usually http://HOST:4318/v1/traces).",
+            remedy=f"Set {_TRACES}PROTOCOL=http/protobuf, and {ENDPOINTS[0]} to the HTTP port of the "
+            "collector (usually http://HOST:4318/v1/traces).",
         )
 
 
@@ -140,8 +122,8 @@ def _headers(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     name, value = _of(environ, "HEADERS")
     headers = _pairs(value)
     if headers is None or not all(_NAME.fullmatch(key) and _VALUE.fullmatch(text) for key, text in headers):
-        raise _Invalid(  # without the value, which may be a key
-            f"${name} is invalid.", "Write NAME=VALUE,NAME=VALUE, with %2C for a comma in a value."
+        raise ConfigInvalid(  # without the value, which may be a key
+            f"${name} is invalid.", remedy="Write NAME=VALUE,NAME=VALUE, with %2C for a comma in a value."
         )
     return headers
 
@@ -150,8 +132,8 @@ def _resource(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     name = "OTEL_RESOURCE_ATTRIBUTES"
     pairs = _pairs(environ.get(name, ""))
     if pairs is None:
-        raise _Invalid(
-            f"${name} is invalid.", "Write NAME=VALUE,NAME=VALUE, with %2C for a comma in a value."
+        raise ConfigInvalid(
+            f"${name} is invalid.", remedy="Write NAME=VALUE,NAME=VALUE, with %2C for a comma in a value."
         )
     resource = {"service.name": SERVICE_NAME, **dict(pairs)}
     if service := environ.get("OTEL_SERVICE_NAME"):
@@ -176,14 +158,14 @@ def _timeout_s(environ: Mapping[str, str]) -> float:
     if not value:
         return _TIMEOUT_S
     if not re.fullmatch(r"[0-9]{1,7}", value) or not int(value):
-        raise _Invalid(f"${name} is {value[:40]!r}.", "Give whole milliseconds, such as 10000.")
+        raise ConfigInvalid(f"${name} is {value[:40]!r}.", remedy="Give whole milliseconds, such as 10000.")
     return int(value) / 1000.0
 
 
 def _is_compressed(environ: Mapping[str, str]) -> bool:
     name, value = _of(environ, "COMPRESSION")
     if value not in ("", "none", "gzip"):
-        raise _Invalid(f"${name} is {value[:40]!r}.", "Use gzip or none.")
+        raise ConfigInvalid(f"${name} is {value[:40]!r}.", remedy="Use gzip or none.")
     return value == "gzip"
 
 
@@ -198,9 +180,9 @@ def _sampler(environ: Mapping[str, str]) -> Sampler:
             return Sampler(0.0, follows_parent)
         case "traceidratio":
             return Sampler(_share(environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()), follows_parent)
-    raise _Invalid(
+    raise ConfigInvalid(
         f"$OTEL_TRACES_SAMPLER is {name[:40]!r}.",
-        "Use always_on, always_off, traceidratio, or one of these after parentbased_.",
+        remedy="Use always_on, always_off, traceidratio, or one of these after parentbased_.",
     )
 
 
@@ -210,7 +192,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0.0 <= share <= 1.0:
-        raise _Invalid(f"$OTEL_TRACES_SAMPLER_ARG is {text[:40]!r}.", "Use a number from 0 to 1.")
+        raise ConfigInvalid(f"$OTEL_TRACES_SAMPLER_ARG is {text[:40]!r}.", remedy="Use a number from 0 to 1.")
     return share
 
 

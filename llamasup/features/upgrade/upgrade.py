@@ -63,43 +63,25 @@ State = Literal[
 _BUG = "There is a bug in llamasup; its log has the traceback."
 
 
-class _Build(Struct, frozen=True):
-    """A build. ``choice`` is its name for ``--runtime``."""
-
-    choice: str
-    path: str
-    version: str
-
-    @classmethod
-    def of(cls, runtime: Runtime) -> _Build:
-        return cls(runtime.choice, runtime.path, runtime.version)
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.version})" if self.version else self.path
-
-    def as_json(self) -> dict[str, str]:
-        return {"path": self.path, "version": self.version}
-
-
 class _Swap(Struct, frozen=True):
     """A change from ``old`` to ``new``."""
 
     old: Runtime
     new: Runtime
 
-    @property
-    def before(self) -> _Build:
-        return _Build.of(self.old)
 
-    @property
-    def after(self) -> _Build:
-        return _Build.of(self.new)
+def _named(build: Runtime) -> str:
+    return f"{build.path} ({build.version})" if build.version else build.path
+
+
+def _as_json(build: Runtime | None) -> dict[str, str] | None:
+    return None if build is None else {"path": build.path, "version": build.version}
 
 
 class _Report(Struct, frozen=True):
     state: State = "none"
-    old: _Build | None = None
-    new: _Build | None = None
+    old: Runtime | None = None
+    new: Runtime | None = None
     changes: tuple[PlanChange, ...] = ()
     model: str = ""
     trial: Trial = Trial()
@@ -113,8 +95,8 @@ class _Report(Struct, frozen=True):
         speed = speed_of(pairs)
         return {
             "state": self.state,
-            "runtime": None if self.new is None else self.new.as_json(),
-            "before": None if self.old is None else self.old.as_json(),
+            "runtime": _as_json(self.new),
+            "before": _as_json(self.old),
             "model": self.model or None,
             "reason": self.reason,
             "remedy": self.remedy,
@@ -163,7 +145,7 @@ class Upgrade:
         new = await self._find(choice)
         swap = _Swap(await self._find(self._pool.options.runtime), new)
         self._refuse_running(swap)
-        return _Report("none", swap.before, swap.after, await self._compare(swap)).as_json()
+        return _Report("none", swap.old, swap.new, await self._compare(swap)).as_json()
 
     async def upgrade(self, choice: str) -> Mapping[str, Any]:
         """Serve all models with this build. Raises BuildRefused if it does not prove itself; then all models
@@ -194,7 +176,7 @@ class Upgrade:
             found = _Swap(old, new)
             self._refuse_running(found)
             swap = found
-            self._report = _Report("reading", swap.before, swap.after)
+            self._report = _Report("reading", swap.old, swap.new)
             await self._upgrade(swap)
         except LlamasupError as error:
             if swap is not None:  # otherwise nothing has begun
@@ -206,7 +188,7 @@ class Upgrade:
             _log.exception("the upgrade failed")
             if swap is not None:
                 with suppress(Exception):
-                    await self._return(swap.before, _BUG)
+                    await self._return(swap.old, _BUG)
                 self._change("refused", reason=_BUG)
             return LlamasupError(
                 f"Internal error in llamasup: {type(error).__name__}.", remedy="See its log."
@@ -226,9 +208,9 @@ class Upgrade:
     # --- the steps
 
     async def _upgrade(self, swap: _Swap) -> None:
-        before, after = swap.before, swap.after
+        before, after = swap.old, swap.new
         self._change("reading", changes=await self._compare(swap))
-        _refuse_problems(self._report)
+        _refuse_problems(after, self._report.changes)
         managed = self._canary()
         self._change("proving", model=managed.spec.id)
         if not managed.serves:
@@ -241,7 +223,7 @@ class Upgrade:
         self.close()
         self._use(swap.new)
         self._change("watching", reason="; ".join((why, *left)))
-        _log.info("upgrade: all models are served with %s", after)
+        _log.info("upgrade: all models are served with %s", _named(after))
         watch = self._watch(self._report, swap, began_s, serves_since_s)
         self._watching = self._tasks().create_task(watch, name="upgrade/watch")
 
@@ -278,14 +260,13 @@ class Upgrade:
         """Serve all models with the new build without a proof: with the file of the old one gone, nothing
         can be compared, and its servers cannot start again.
         """
-        build = _Build.of(new)
         why = f"without a proof, because the old build is gone: {missing.message.rstrip('.')}"
-        _log.warning("upgrade: the models get %s %s", build, why)
+        _log.warning("upgrade: the models get %s %s", _named(new), why)
         self.close()
-        self._report = _Report("rolling_out", new=build, reason=why)
-        while (managed := self._with_other(build)) is not None:
-            if await self._roll_out(managed, build) is None:
-                self._note("upgrade", managed, build, why)
+        self._report = _Report("rolling_out", new=new, reason=why)
+        while (managed := self._with_other(new)) is not None:
+            if await self._roll_out(managed, new) is None:
+                self._note("upgrade", managed, new, why)
         self._use(new)
         self._change("kept")
 
@@ -293,7 +274,7 @@ class Upgrade:
         """A downloaded model is read from its file here, which is known once it was loaded."""
         options = self._pool.options
         specs = [managed.found for managed in self._models()]
-        builds = swap.before.choice, swap.after.choice
+        builds = swap.old.choice, swap.new.choice
         return await asyncio.to_thread(compare, specs, options.budget, options.environ, *builds)
 
     def _canary(self) -> ManagedModel:
@@ -318,7 +299,7 @@ class Upgrade:
             )
         return models[chosen]
 
-    async def _prove_with(self, managed: ManagedModel, before: _Build, after: _Build) -> str:
+    async def _prove_with(self, managed: ManagedModel, before: Runtime, after: Runtime) -> str:
         """Return why the build may serve. Raises BuildRefused; then the model has its old build."""
         verdicts = self._verdicts = []
         error = await self._roll_out(managed, after, unproven=True)
@@ -334,10 +315,10 @@ class Upgrade:
         await self._roll_out(managed, before)
         self._note("keep", managed, after, refused.why)
         self._report = replace(self._report, refused=refused)
-        raise refusal(str(after), refused)
+        raise refusal(_named(after), refused)
 
     async def _unfinished(
-        self, managed: ManagedModel, before: _Build, error: LlamasupError | None
+        self, managed: ManagedModel, before: Runtime, error: LlamasupError | None
     ) -> Refused:
         """Return why there is no verdict."""
         model, answered = managed.spec.id, self._report.trial.answered
@@ -351,7 +332,7 @@ class Upgrade:
             return Refused(why, lines=error.lines)
         return Refused(f"{model!r} does not start with it: {cause}", lines=error.lines)
 
-    async def _is_of_build(self, managed: ManagedModel, before: _Build, error: LlamasupError) -> bool:
+    async def _is_of_build(self, managed: ManagedModel, before: Runtime, error: LlamasupError) -> bool:
         """Whether the old build can load the model that has failed with ``error``, as far as is known."""
         if lacks_memory(error) or managed.state is ModelState.FAILED:
             return False  # FAILED: the old build was tried again
@@ -382,9 +363,9 @@ class Upgrade:
         verdicts.append(verdict)
         if isinstance(verdict, Accepted):
             return None
-        return refusal(str(after), verdict)
+        return refusal(_named(after), verdict)
 
-    async def _roll_out_to_all(self, before: _Build, after: _Build, why: str) -> list[str]:
+    async def _roll_out_to_all(self, before: Runtime, after: Runtime, why: str) -> list[str]:
         """The models that no build can load now, with their errors. Raises BuildRefused; then all models have
         the old build.
         """
@@ -401,15 +382,15 @@ class Upgrade:
                 why = f"{model!r} does not start with it: {cause}"
                 refused = Refused(why, lines=error.lines)
                 self._report = replace(self._report, refused=refused)
-                raise refusal(str(after), refused)
+                raise refusal(_named(after), refused)
             left.append(f"{model!r} gets the build with its next load; now it cannot be loaded: {cause}")
         return left
 
-    def _with_other(self, build: _Build) -> ManagedModel | None:
+    def _with_other(self, build: Runtime) -> ManagedModel | None:
         return next((one for one in self._models() if one.spec.runtime != build.choice), None)
 
     async def _roll_out(
-        self, managed: ManagedModel, build: _Build, *, unproven: bool = False
+        self, managed: ManagedModel, build: Runtime, *, unproven: bool = False
     ) -> LlamasupError | None:
         """Wait until the processes of the model, if it has any, are of this build. Raises Stopping."""
         self._pool.use_runtime(managed, build.choice, unproven=unproven)
@@ -421,7 +402,7 @@ class Upgrade:
             raise Stopping("llamasup is stopping.", remedy="Start it again.")
         return error
 
-    async def _return(self, build: _Build, why: str) -> list[LlamasupError]:
+    async def _return(self, build: Runtime, why: str) -> list[LlamasupError]:
         """Serve all models with the old build again. Returns the errors of those that keep the new one."""
         self._change("returning", reason=why)
         errors = []
@@ -433,7 +414,7 @@ class Upgrade:
         return errors
 
     def _use(self, runtime: Runtime) -> None:
-        self._pool.set_runtime(_Build.of(runtime).choice)
+        self._pool.set_runtime(runtime.choice)
         self._on_runtime(runtime)
 
     # --- after the rollout
@@ -455,16 +436,16 @@ class Upgrade:
             self._change("returned", reason=_BUG)
 
     async def _return_to(self, report: _Report, swap: _Swap, why: str) -> None:
-        _log.warning("upgrade: the models return to %s: %s", swap.before, why)
+        _log.warning("upgrade: the models return to %s: %s", _named(swap.old), why)
         self._report = report
-        errors = await self._return(swap.before, why)
+        errors = await self._return(swap.old, why)
         self._use(swap.old)
         remedy = errors[0].message if errors else "Report the crashes to the project llama.cpp."
         self._change("returned", reason=why, remedy=remedy)
 
     async def _until_crashes_rise(self, swap: _Swap, began_s: float, serves_since_s: float) -> str:
         """Return why the crashes have risen. Raises TimeoutError when the build may stay."""
-        crashes, before, after = self._pool.crashes, swap.before.choice, swap.after.choice
+        crashes, before, after = self._pool.crashes, swap.old.choice, swap.new.choice
         old_ones = crashes.count(before, began_s - self._watch_s, began_s)
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._watch_s):
             while not (why := after_crashes(old_ones, crashes.count(after, serves_since_s))):
@@ -476,18 +457,19 @@ class Upgrade:
     def _change(self, state: State, **changes: Any) -> None:
         self._report = replace(self._report, state=state, **changes)
 
-    def _note(self, kind: recording.BuildKind, managed: ManagedModel, build: _Build, why: str) -> None:
+    def _note(self, kind: recording.BuildKind, managed: ManagedModel, build: Runtime, why: str) -> None:
         now = datetime.now(UTC)
-        self._pool.decisions.add(recording.build_changed(now, managed.spec.id, kind, str(build), why))
+        self._pool.decisions.add(recording.build_changed(now, managed.spec.id, kind, _named(build), why))
 
 
-def _refuse_problems(report: _Report) -> None:
+def _refuse_problems(build: Runtime, changes: Iterable[PlanChange]) -> None:
     """Raises BuildRefused if a model has no plan with the new build."""
-    problems = [(change.id, change.problem) for change in report.changes if change.problem is not None]
+    problems = [(change.id, change.problem) for change in changes if change.problem is not None]
     if problems:
         model, first = problems[0]
         raise BuildRefused(
-            f"The build {report.new} is refused: {model!r} has no plan with it: {first.message.rstrip('.')}.",
+            f"The build {_named(build)} is refused: {model!r} has no plan with it: "
+            f"{first.message.rstrip('.')}.",
             remedy=first.remedy,
             details=tuple(f"{id_}: {error.message}" for id_, error in problems[1:]),
         )

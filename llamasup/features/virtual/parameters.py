@@ -22,26 +22,16 @@ def names_of(parameter: str) -> tuple[str, ...]:
     return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
 
 
-_NUMBER, _WHOLE, _SWITCH, _TEXT, _LIST, _MAPPING = "number", "whole", "switch", "text", "list", "mapping"
-_KINDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
-    _NUMBER: (int, float),
-    _WHOLE: (int,),
-    _SWITCH: (bool,),
-    _TEXT: (str,),
-    _LIST: (list, str),
-    _MAPPING: (dict,),
-}
-_EXPECTED: Final = {
-    _NUMBER: "a number",
-    _WHOLE: "a whole number",
-    _SWITCH: "true or false",
-    _TEXT: "text",
-    _LIST: "a list or text",
-    _MAPPING: "keys and values",
-}
-
+_Kind = tuple[str, tuple[type[Any], ...]]
+"""What a value has to be, for messages, and its types."""
+_NUMBER: Final[_Kind] = "a number", (int, float)
+_WHOLE: Final[_Kind] = "a whole number", (int,)
+_SWITCH: Final[_Kind] = "true or false", (bool,)
+_TEXT: Final[_Kind] = "text", (str,)
+_LIST: Final[_Kind] = "a list or text", (list, str)
+_MAPPING: Final[_Kind] = "keys and values", (dict,)
 # Those of llama-server b11434 that shape an answer, in their order in its documentation.
-_KNOWN: Final[Mapping[str, str]] = {
+_KNOWN: Final[Mapping[str, _Kind | None]] = {
     **dict.fromkeys(
         [
             *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma"),
@@ -71,9 +61,7 @@ _KNOWN: Final[Mapping[str, str]] = {
         ["stop", "samplers", "dry_sequence_breakers", "tools", "stop_sequences", "response_fields"], _LIST
     ),
     **dict.fromkeys(["json_schema", "response_format", "chat_template_kwargs", "thinking"], _MAPPING),
-    "logit_bias": "",
-    "tool_choice": "",
-    "lora": "",
+    **dict.fromkeys(["logit_bias", "tool_choice", "lora"]),
 }
 
 # These belong to one request, or are counted before llama-server gets it.
@@ -128,8 +116,8 @@ class ParameterName(ValueKind, frozen=True):
 def check_parameter(name: str, value: Any) -> None:
     """Check a value. Raises InvalidValue if llama-server would refuse or ignore it."""
     kind = _KNOWN.get(name)
-    if not kind:
+    if kind is None:
         return
-    types = _KINDS[kind]
+    expected, types = kind
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InvalidValue(f"expected {_EXPECTED[kind]}")
+        raise InvalidValue(f"expected {expected}")
