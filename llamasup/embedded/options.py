@@ -5,7 +5,8 @@ The help can be replaced by that of another build; what its options mean to xlla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from llamasup.core.gguf.tensor_types import KV_CACHE_TYPES
 from llamasup.embedded.option import Setter, integer, number, unsigned
@@ -63,6 +64,11 @@ def _cpus(option: str, batch: str, path: str) -> Mapping[str, Setter]:
     }
 
 
+def _same_name(make: Callable[[str], Setter], attributes: str) -> Mapping[str, Setter]:
+    """Return the options whose attributes have the same names."""
+    return {f"--{name.replace('_', '-')}": make(name) for name in attributes.split()}
+
+
 def _ngram(kind: str) -> Mapping[str, Setter]:
     path = f"speculative.ngram_{kind.replace('-', '_')}"
     return {
@@ -79,6 +85,26 @@ def _kv_type(path: str) -> Setter:
 _DRAFT = "speculative.draft"
 
 SETTERS: Mapping[str, Setter] = {
+    **_same_name(
+        switch,
+        "swa_full no_host check_tensors offline kv_unified cache_idle_slots special warmup "
+        "cont_batching reuse_port cors_credentials ui embedding cache_prompt prefill_assistant "
+        "lora_init_without_apply",
+    ),
+    **_same_name(
+        option_number,
+        "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_slow "
+        "yarn_beta_fast video_fps slot_prompt_similarity",
+    ),
+    **_same_name(
+        option_integer,
+        "yarn_orig_ctx main_gpu verbosity kv_unified_per_slot checkpoint_min_step image_min_tokens "
+        "image_max_tokens mtmd_batch_max_tokens embd_normalize port sse_ping_interval",
+    ),
+    **_same_name(text, "mmproj_device cors_methods cors_headers api_prefix chat_template"),
+    **_same_name(
+        partial(sampled, read=number), "dry_multiplier dry_base adaptive_target adaptive_decay dynatemp_range"
+    ),
     **_cpus("", "", "cpuparams"),
     **_cpus("", "-batch", "cpuparams_batch"),
     "--ctx-size": Setter(("n_ctx",), set_ctx_size),
@@ -86,21 +112,12 @@ SETTERS: Mapping[str, Setter] = {
     "--batch-size": option_integer("n_batch"),
     "--ubatch-size": option_integer("n_ubatch"),
     "--keep": option_integer("n_keep"),
-    "--swa-full": switch("swa_full"),
     "--flash-attn": read_into("flash_attn_type", read=flash_attention),
     "--perf": switch("no_perf", "sampling.no_perf", sets=False),
     "--rope-scaling": choice("rope_scaling_type", "llama_rope_scaling_type", "none linear yarn"),
     "--rope-scale": read_into("rope_freq_scale", read=rope_scale),
-    "--rope-freq-base": option_number("rope_freq_base"),
-    "--rope-freq-scale": option_number("rope_freq_scale"),
-    "--yarn-orig-ctx": option_integer("yarn_orig_ctx"),
-    "--yarn-ext-factor": option_number("yarn_ext_factor"),
-    "--yarn-attn-factor": option_number("yarn_attn_factor"),
-    "--yarn-beta-slow": option_number("yarn_beta_slow"),
-    "--yarn-beta-fast": option_number("yarn_beta_fast"),
     "--kv-offload": switch("no_kv_offload", sets=False),
     "--repack": switch("no_extra_bufts", sets=False),
-    "--no-host": switch("no_host"),
     "--cache-type-k": _kv_type("cache_type_k"),
     "--cache-type-v": _kv_type("cache_type_v"),
     "--load-mode": choice("load_mode", "llama_load_mode", "auto none mmap mlock mmap+mlock dio=direct-io"),
@@ -113,18 +130,14 @@ SETTERS: Mapping[str, Setter] = {
     "--gpu-layers": read_into("n_gpu_layers", read=gpu_layers),
     "--split-mode": choice("split_mode", "llama_split_mode", "none layer row tensor"),
     "--tensor-split": Setter(("tensor_split",), set_tensor_split),
-    "--main-gpu": option_integer("main_gpu"),
     "--fit": on_off("fit_params"),
     "--fit-target": Setter(("fit_params_target",), set_fit_target),
     "--fit-ctx": option_integer("fit_params_min_ctx"),
-    "--check-tensors": switch("check_tensors"),
     "--op-offload": switch("no_op_offload", sets=False),
     "--lora": lora(scaled=False),
     "--lora-scaled": lora(scaled=True),
     "--model": text("model.path"),
     "--verbose": read_into("verbosity", read=lambda _: 2**31 - 1),
-    "--offline": switch("offline"),
-    "--verbosity": option_integer("verbosity"),
     "--spec-draft-type-k": _kv_type(f"{_DRAFT}.cache_type_k"),
     "--spec-draft-type-v": _kv_type(f"{_DRAFT}.cache_type_v"),
     "--samplers": sampled("samplers", str, "SAMPLERS"),
@@ -142,13 +155,8 @@ SETTERS: Mapping[str, Setter] = {
     "--repeat-penalty": sampled("penalty_repeat", number, "PENALTY_REPEAT"),
     "--presence-penalty": sampled("penalty_present", number),
     "--frequency-penalty": sampled("penalty_freq", number),
-    "--dry-multiplier": sampled("dry_multiplier", number),
-    "--dry-base": sampled("dry_base", number),
     "--dry-allowed-length": sampled("dry_allowed_length", integer),
     "--dry-penalty-last-n": sampled("dry_penalty_last_n", at_least_minus_one),
-    "--adaptive-target": sampled("adaptive_target", number),
-    "--adaptive-decay": sampled("adaptive_decay", number),
-    "--dynatemp-range": sampled("dynatemp_range", number),
     "--dynatemp-exp": sampled("dynatemp_exponent", number),
     "--mirostat": sampled("mirostat", integer, "MIROSTAT"),
     "--mirostat-lr": sampled("mirostat_eta", number, "MIROSTAT_ETA"),
@@ -179,45 +187,24 @@ SETTERS: Mapping[str, Setter] = {
     **_ngram("map-k4v"),
     "--lookup-cache-static": text("speculative.ngram_cache.lookup_cache_static"),
     "--lookup-cache-dynamic": text("speculative.ngram_cache.lookup_cache_dynamic"),
-    "--kv-unified-per-slot": option_integer("kv_unified_per_slot"),
     "--ctx-checkpoints": option_integer("n_ctx_checkpoints"),
-    "--checkpoint-min-step": option_integer("checkpoint_min_step"),
     "--cache-ram": option_integer("cache_ram_mib"),
-    "--kv-unified": switch("kv_unified"),
-    "--cache-idle-slots": switch("cache_idle_slots"),
     "--context-shift": switch("ctx_shift"),
     "--reverse-prompt": add_items("antiprompt"),
-    "--special": switch("special"),
-    "--warmup": switch("warmup"),
     "--pooling": choice("pooling_type", "llama_pooling_type", "none mean cls last rank"),
     "--parallel": read_into("n_parallel", read=slots),
-    "--cont-batching": switch("cont_batching"),
     "--mmproj": text("mmproj.path"),
     "--mmproj-auto": switch("no_mmproj", sets=False),
     "--mmproj-offload": switch("mmproj_use_gpu"),
-    "--mmproj-device": text("mmproj_device"),
-    "--image-min-tokens": option_integer("image_min_tokens"),
-    "--image-max-tokens": option_integer("image_max_tokens"),
-    "--mtmd-batch-max-tokens": option_integer("mtmd_batch_max_tokens"),
-    "--video-fps": option_number("video_fps"),
     "--video-timestamp-interval": option_integer("video_timestamp_interval_ms"),
     "--video-ffmpeg-dir": text("video_ffmpeg_bin_dir"),
     "--alias": add_items("model_alias"),
     "--tags": add_items("model_tags"),
-    "--embd-normalize": option_integer("embd_normalize"),
     "--host": replace_items("hostnames"),
-    "--port": option_integer("port"),
-    "--reuse-port": switch("reuse_port"),
     "--path": text("public_path"),
     "--cors-origins": Setter(("cors_origins",), set_cors_origins),
-    "--cors-methods": text("cors_methods"),
-    "--cors-headers": text("cors_headers"),
-    "--cors-credentials": switch("cors_credentials"),
-    "--api-prefix": text("api_prefix"),
     "--ui-config": text("ui_config_json"),
     "--ui-config-file": contents("ui_config_json"),
-    "--ui": switch("ui"),
-    "--embedding": switch("embedding"),
     "--rerank": Setter(("embedding", "pooling_type"), set_rerank),
     "--api-key": add_items("api_keys"),
     "--api-key-file": Setter(("api_keys",), add_keys_of_file),
@@ -225,9 +212,7 @@ SETTERS: Mapping[str, Setter] = {
     "--ssl-cert-file": text("ssl_file_cert"),
     "--chat-template-kwargs": Setter(("default_template_kwargs",), add_template_kwargs),
     "--timeout": option_integer("timeout_read", "timeout_write"),
-    "--sse-ping-interval": option_integer("sse_ping_interval"),
     "--threads-http": option_integer("n_threads_http"),
-    "--cache-prompt": switch("cache_prompt"),
     "--cache-reuse": option_integer("n_cache_reuse"),
     "--metrics": switch("endpoint_metrics"),
     "--props": switch("endpoint_props"),
@@ -241,12 +226,8 @@ SETTERS: Mapping[str, Setter] = {
     "--reasoning": Setter(("enable_reasoning", "default_template_kwargs"), set_reasoning),
     "--reasoning-budget": option_integer("sampling.reasoning_budget_tokens"),
     "--reasoning-budget-message": text("sampling.reasoning_budget_message"),
-    "--chat-template": text("chat_template"),
     "--chat-template-file": contents("chat_template"),
     "--skip-chat-parsing": switch("force_pure_content_parser"),
-    "--prefill-assistant": switch("prefill_assistant"),
-    "--slot-prompt-similarity": option_number("slot_prompt_similarity"),
-    "--lora-init-without-apply": switch("lora_init_without_apply"),
     "--sleep-idle-seconds": read_into("sleep_idle_seconds", read=idle_seconds),
     "--log-prompts-dir": text("path_prompts_log_dir"),
 }
