@@ -28,7 +28,11 @@ class _Queue:
         self._waiting: deque[Event] = deque()
         self._missed = 0
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event | None) -> None:
+        """Add an event; None ends the iteration."""
+        if event is None or self.over:
+            self.over = True
+            return
         if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self._missed += 1
@@ -74,10 +78,7 @@ class AsyncEvents(AsyncIterator[Event]):
 
     def _deliver(self, event: Event | None) -> None:
         """Deliver an event, in the loop's thread; None ends the iteration."""
-        if event is None:
-            self._queue.over = True
-        elif not self._queue.over:
-            self._queue.put(event)
+        self._queue.put(event)
         self._arrived.set()
 
 
@@ -105,10 +106,7 @@ class Events(Iterator[Event]):
     def _deliver(self, event: Event | None) -> None:
         """Deliver an event, in the loop's thread; None ends the iteration."""
         with self._changed:
-            if event is None:
-                self._queue.over = True
-            elif not self._queue.over:
-                self._queue.put(event)
+            self._queue.put(event)
             self._changed.notify_all()
 
 

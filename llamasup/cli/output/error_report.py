@@ -32,16 +32,10 @@ def error_text(
 def show_error(view: View, error: Exception) -> int:
     """Show ``error``; returns the exit code."""
     error = as_reported(view, error)
-    view.say(
-        "error",
-        "error",
-        error_text(f"llamasup: {error.message}", error.remedy, error.lines, error.details),
-        cause=error.cause,
-        remedy=error.remedy,
-        exit_code=error.exit_code,
-        lines=list(error.lines),
-        details=list(error.details),
-    )
+    text = error_text(f"llamasup: {error.message}", error.remedy, error.lines, error.details)
+    fields = error_event(error)
+    del fields["message"]  # it is in the text
+    view.say("error", "error", text, lines=list(error.lines), **fields)
     return error.exit_code
 
 

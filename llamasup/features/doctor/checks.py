@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from llamasup.core.llama_server.argv_builder import ignored_variables
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.hardware.devices import Device, visible_gpus
@@ -338,12 +340,7 @@ def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
         "ok": all(check.ok for check in checks),
         "checks": [
             # A path may contain bytes other than UTF-8, which strict JSON parsers refuse.
-            {
-                "name": check.name,
-                "ok": check.ok,
-                "found": printable(check.found),
-                "remedy": printable(check.remedy),
-            }
+            {**asdict(check), "found": printable(check.found), "remedy": printable(check.remedy)}
             for check in checks
         ],
     }

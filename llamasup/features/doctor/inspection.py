@@ -135,7 +135,6 @@ def model_as_json(
 
     ``projector`` is the path of the projector that would be loaded with the model.
     """
-    template = facts.chat_template
     return {
         "path": path,
         "file_bytes": facts.file_bytes,
@@ -151,12 +150,7 @@ def model_as_json(
         "head_count": max(facts.head_counts, default=0),
         "head_count_kv": max(facts.head_counts_kv, default=0),
         "vocab_size": facts.vocab_size,
-        "chat_template": {
-            "present": template.present,
-            "tools": template.tools,
-            "system": template.system,
-            "reasoning": template.reasoning,
-        },
+        "chat_template": asdict(facts.chat_template),
         "purpose": PURPOSES[facts.model_class],
         "files": facts.split.count,
         "key_length": facts.key_length,
@@ -166,23 +160,12 @@ def model_as_json(
         "sliding_layers": sum(facts.sliding_layers),
         "mla": facts.mla,
         "recurrent_layers": sum(facts.recurrent_layers),
-        "experts": {
-            "count": facts.experts.count,
-            "used": facts.experts.used,
-            "shared": facts.experts.shared,
-        }
-        if facts.experts.count
-        else None,
+        "experts": _of(facts.experts, "count", "used", "shared") if facts.experts.count else None,
         "mtp_layers": facts.mtp_layers,
         "pooling": facts.pooling,
         "causal": facts.causal,
         "fill_in_middle": facts.fim.usable,
-        "tokenizer": {
-            "model": facts.vocabulary.model,
-            "pre": facts.vocabulary.pre,
-            "bos": facts.vocabulary.bos,
-            "eos": facts.vocabulary.eos,
-        },
+        "tokenizer": _of(facts.vocabulary, "model", "pre", "bos", "eos"),
         "weights": {
             "total_bytes": facts.weights_bytes,
             "layers_bytes": sum(facts.layer_bytes),
@@ -202,9 +185,10 @@ def model_as_json(
     }
 
 
+def _of(facts: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in names}
+
+
 def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
     """Return the entry of a folder's list for an invalid file."""
-    return {
-        "path": path,
-        "error": {"cause": error.cause, "message": error.message, "remedy": error.remedy},
-    }
+    return {"path": path, "error": _of(error, "cause", "message", "remedy")}
