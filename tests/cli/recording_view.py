@@ -5,18 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec import field
+
 from llamasup.cli.output.event_lines import ConsoleReporter
-from llamasup.cli.output.view import LaterLine
+from llamasup.cli.output.view import LaterLine, Level, View
 
 
-class RecordingView:
+class RecordingView(View):
     """``lines``: level, event, text and fields of each line. ``activity()``: the text of the live line."""
 
-    is_busy = False
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str, str, dict[str, Any]]] = []
-        self._activity: str | None = "checking the models"
+    writer: Any = None
+    lines: list[tuple[str, str, str, dict[str, Any]]] = field(default_factory=list)
+    _activity: str | None = "checking the models"
 
     @property
     def texts(self) -> list[str]:
@@ -25,23 +25,17 @@ class RecordingView:
     def activity(self) -> str | None:
         return self._activity
 
-    def say(self, level: str, event: str, text: str, **fields: Any) -> None:
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         self.lines.append((level, event, text, fields))
 
-    def shows(self, level: str) -> bool:
+    def shows(self, level: Level) -> bool:
         return True
 
-    def say_later(self, level: str, event: str, line: LaterLine) -> None:
+    def say_later(self, level: Level, event: str, line: LaterLine) -> None:
         self.say(level, event, line.text(), **line.fields())
 
     def show_activity(self, text: str | None) -> None:
         self._activity = text
-
-    def show_server_log(self, lines: list[bytes]) -> None:
-        raise NotImplementedError
-
-    def tick(self) -> None:
-        raise NotImplementedError
 
 
 def reporter_to(view: RecordingView, *, has_many: bool = False) -> ConsoleReporter:

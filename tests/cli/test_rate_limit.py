@@ -21,6 +21,7 @@ from llamasup.cli.output.rate_limit import (
     count_message,
     end_period,
 )
+from llamasup.cli.output.view import Level
 from llamasup.core.supervision.events import Stopped
 from tests.cli.recording_view import RecordingView, reporter_to
 from tests.core.observability.test_counters import DONE
@@ -33,12 +34,10 @@ REFUSED = msgspec.structs.replace(DONE, status=401, outcome="refused", path="/" 
 class CountedView(RecordingView):
     """Sets ``counted`` with the counts of two kinds, which come in any order."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted = asyncio.Event()
-        self.counts: dict[int, tuple[str, str, dict[str, Any]]] = {}
+    counted: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    counts: dict[int, tuple[str, str, dict[str, Any]]] = msgspec.field(default_factory=dict)
 
-    def say(self, level: str, event: str, text: str, **fields: Any) -> None:
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         super().say(level, event, text, **fields)
         if event == "requests_left_out":
             self.counts[fields["status"]] = level, text, fields

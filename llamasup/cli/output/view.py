@@ -58,38 +58,52 @@ class LaterLine(Protocol):
     def fields(self) -> Mapping[str, Any]: ...
 
 
-class View(Protocol):
+class View(Struct):
+    """Writes lines. ``note`` gets the level and the text of each line that is said, except at the level
+    debug.
+    """
+
+    writer: OutputWriter
+    level: Level = "info"
+    note: Callable[[str, str], None] | None = None
+
     @property
     def is_busy(self) -> bool:
         """Whether there is a live line to move."""
-
-    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
+        return False
 
     def shows(self, level: Level) -> bool:
         """Whether lines of this level are written."""
+        return LEVELS[level] >= LEVELS[self.level]
+
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
+        if self.note is not None and level != "debug":
+            self.note(level, text)
+        if self.shows(level):
+            self._write(level, event, text, fields)
+
+    def _write(self, level: Level, event: str, text: str, fields: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
     def say_later(self, level: Level, event: str, line: LaterLine) -> None:
         """Say a line of which there are many, at little cost. It is dropped if the reader lags."""
+        raise NotImplementedError
 
     def show_activity(self, text: str | None) -> None:
         """Set the live line, such as ``loading qwen``; None removes it."""
 
     def show_server_log(self, lines: list[bytes]) -> None:
         """Show lines of llama-server's log, from any thread. They are dropped if the reader lags."""
+        raise NotImplementedError
 
     def tick(self) -> None:
         """Called several times a second while there is a live line."""
 
 
-class TextView(Struct):
-    """Lines of text, and on a terminal the live line. ``note`` gets the level and the text of each line that
-    is said, except at the level debug.
-    """
+class TextView(View):
+    """Lines of text, and on a terminal the live line."""
 
-    writer: OutputWriter
-    level: Level = "info"
-    note: Callable[[str, str], None] | None = None
     _activity: str | None = None
     _since_s: float = 0.0
     _frame: int = 0
@@ -98,14 +112,9 @@ class TextView(Struct):
     def is_busy(self) -> bool:
         return self.writer.is_terminal and self._activity is not None
 
-    def shows(self, level: Level) -> bool:
-        return LEVELS[level] >= LEVELS[self.level]
-
-    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        _note(self.note, level, text)
-        if self.shows(level):
-            self.writer.write((CLEAR_LINE if self.is_busy else "") + _printable_lines(text), keep=True)
-            self.tick()
+    def _write(self, level: Level, event: str, text: str, fields: Mapping[str, Any]) -> None:
+        self.writer.write((CLEAR_LINE if self.is_busy else "") + _printable_lines(text), keep=True)
+        self.tick()
 
     def say_later(self, level: Level, event: str, line: LaterLine) -> None:
         if not self.shows(level):
@@ -143,21 +152,11 @@ class TextView(Struct):
         self.writer.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {activity}{elapsed}")
 
 
-class JsonView(Struct):
-    """One JSON object a line, for log collectors. ``note``: as in ``TextView``."""
+class JsonView(View):
+    """One JSON object a line, for log collectors."""
 
-    writer: OutputWriter
-    level: Level = "info"
-    note: Callable[[str, str], None] | None = None
-    is_busy: bool = False
-
-    def shows(self, level: Level) -> bool:
-        return LEVELS[level] >= LEVELS[self.level]
-
-    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        _note(self.note, level, text)
-        if self.shows(level):
-            self.writer.write(_json_line(datetime.now(UTC), level, event, text, fields), keep=True)
+    def _write(self, level: Level, event: str, text: str, fields: Mapping[str, Any]) -> None:
+        self.writer.write(_json_line(datetime.now(UTC), level, event, text, fields), keep=True)
 
     def say_later(self, level: Level, event: str, line: LaterLine) -> None:
         if self.shows(level):
@@ -173,17 +172,6 @@ class JsonView(Struct):
             for line in lines
         )
         self.writer.write("".join(f"{json_text(record)}\n" for record in records))
-
-    def show_activity(self, text: str | None) -> None:
-        pass
-
-    def tick(self) -> None:
-        pass
-
-
-def _note(note: Callable[[str, str], None] | None, level: Level, text: str) -> None:
-    if note is not None and level != "debug":
-        note(level, text)
 
 
 def _printable_lines(text: str) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -95,7 +96,7 @@ def tune(
     Returns None if it was stopped. Raises TuningFailed, FolderUnusable, and what planning raises.
     """
     with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_tune(launch, options, say, on_stop, search_of, clock))
+        return runner.run(_tune(launch, options, say, on_stop, search_of=search_of, clock=clock))
 
 
 async def _tune(
@@ -103,8 +104,7 @@ async def _tune(
     options: Options,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None],
-    search_of: Callable[[Setup], Search],
-    clock: Callable[[], float],
+    **of_session: Any,
 ) -> SessionResult | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -119,8 +119,7 @@ async def _tune(
             saved=saved_search(model),
             save=lambda search: store_search(model, search),
             say=say,
-            search_of=search_of,
-            clock=clock,
+            **of_session,
         )
         if session.resumed:
             say("continuing the search that an earlier call began")
