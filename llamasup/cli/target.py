@@ -137,13 +137,12 @@ def with_each_client(view: View, target: Target, act: Callable[[ControlClient, s
     from llamasup.core.control.discovery import discover
     from llamasup.core.control.selection import select_running
 
-    if any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE):
-        with ControlClient(find_target(**target)) as client:
-            act(client, "")
-        return 0
-    found = discover()
-    if len(found.running) < 2:
-        with ControlClient(ControlAddress(socket=select_running(found, None).socket)) as client:
+    is_chosen = any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE)
+    found = None if is_chosen else discover()
+    if found is None or len(found.running) < 2:
+        only = None if found is None else select_running(found, None).socket
+        address = find_target(**target) if found is None else ControlAddress(socket=only)
+        with ControlClient(address) as client:
             act(client, "")
         return 0
     code = 0

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     except ArgumentError as error:
         sys.stderr.write(str(error))
     except BrokenPipeError:  # --help | head
-        _drop_stdout()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing the buffer at exit must not raise again
     except ImportError as error:
         sys.stderr.write(
             f"error: the embedded runtime cannot load xllamacpp ({error}). "
@@ -139,11 +139,6 @@ def _share_cpus(params: Any) -> None:
             draft.cpuparams = params.cpuparams
         if draft.cpuparams_batch.n_threads < 0:
             draft.cpuparams_batch = params.cpuparams_batch
-
-
-def _drop_stdout() -> None:
-    # Flushing the buffer at exit must not raise again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 # The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that

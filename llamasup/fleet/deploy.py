@@ -108,11 +108,12 @@ def _specs(
         raise ConfigInvalid("The config has no models to deploy.", remedy="Add them under `models:`.")
     for spec in registry.specs.values():
         own = given_for(spec.id, fleet)
+        is_demo = spec.id in config.models and config.models[spec.id].source == DEMO  # a node writes it
         node = node_config(
             written,
             folder=str(path.absolute().parent),
             model=spec.id,
-            source=DEMO if _is_demo(config, spec.id) else spec.source,
+            source=DEMO if is_demo else spec.source,
             aliases=spec.aliases,
             sleeps_after_s=fleet.idle_after_s if own.when_idle == "sleep" else None,
         )
@@ -123,11 +124,6 @@ def _specs(
             actor_options(spec.id, planned, own),
             own,
         )
-
-
-def _is_demo(config: Config, model: str) -> bool:
-    """Each node writes the demo model itself."""
-    return model in config.models and config.models[model].source == DEMO
 
 
 def _needs(spec: ModelSpec, config: Config, environ: Mapping[str, str]) -> PlannedNeeds:

@@ -122,19 +122,14 @@ class _Top:
     def _press(self, key: str) -> bool:
         """Apply a key; return whether the user quits."""
         rows = rows_of(self._status, sorted_requests(self._requests["live"], self._screen.sort))
-        self._screen, action = press(self._screen, key, rows)
-        match action:
-            case Cancel(request):
-                try:
-                    self._client.cancel(request)
-                except LlamasupError as error:
-                    self._screen = replace(self._screen, message=error.message)
-                self._refresh()
-            case Quit():
-                return True
-            case None:
-                pass
-        return False
+        self._screen, cancelled = press(self._screen, key, rows)
+        if cancelled:
+            try:
+                self._client.cancel(cancelled)
+            except LlamasupError as error:
+                self._screen = replace(self._screen, message=error.message)
+            self._refresh()
+        return self._screen.quits
 
     def _lines(self, columns: int, lines: int) -> Sequence[Line]:
         if self._screen.log_of:
@@ -204,16 +199,7 @@ class Screen(Struct, frozen=True):
     cancels: str = ""
     log_of: str = ""
     message: str = ""
-
-
-class Cancel(NamedTuple):
-    """Cancel this request."""
-
-    request: str
-
-
-class Quit(NamedTuple):
-    """End ``llamasup top``."""
+    quits: bool = False
 
 
 def rows_of(status: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
@@ -231,33 +217,33 @@ def _node(of: Mapping[str, Any]) -> str:
     return str(of.get("node") or "")
 
 
-def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel | Quit | None]:
-    """Apply a key: a character, or ``up``, ``down``, ``escape``."""
+def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, str]:
+    """Apply a key: a character, or ``up``, ``down``, ``escape``. Returns also the request to cancel."""
     screen = replace(screen, message="")
     if screen.log_of:
-        return (replace(screen, log_of="") if key in ("escape", "q") else screen), None
+        return (replace(screen, log_of="") if key in ("escape", "q") else screen), ""
     if screen.cancels:
-        return replace(screen, cancels=""), Cancel(screen.cancels) if key == "y" else None
+        return replace(screen, cancels=""), screen.cancels if key == "y" else ""
     chosen = _still_shown(screen.chosen, rows)
     match key:
         case "q":
-            return screen, Quit()
+            return replace(screen, quits=True), ""
         case "up" | "k" | "down" | "j":
-            return replace(screen, chosen=_moved(chosen, rows, 1 if key in ("down", "j") else -1)), None
+            return replace(screen, chosen=_moved(chosen, rows, 1 if key in ("down", "j") else -1)), ""
         case "s":
-            return replace(screen, sort=SORTS[(SORTS.index(screen.sort) + 1) % len(SORTS)]), None
+            return replace(screen, sort=SORTS[(SORTS.index(screen.sort) + 1) % len(SORTS)]), ""
         case "c" if chosen is not None and chosen.request:
-            return replace(screen, cancels=chosen.request), None
+            return replace(screen, cancels=chosen.request), ""
         case "c":
-            return replace(screen, message="Choose a request with ↑ and ↓ first."), None
+            return replace(screen, message="Choose a request with ↑ and ↓ first."), ""
         case "l" if chosen is not None and chosen.node:
-            return replace(screen, message=_where_the_log_is(chosen)), None
+            return replace(screen, message=_where_the_log_is(chosen)), ""
         case "l" if chosen is not None and chosen.model:
-            return replace(screen, log_of=chosen.model), None
+            return replace(screen, log_of=chosen.model), ""
         case "l":
-            return replace(screen, message="Choose a model or a request with ↑ and ↓ first."), None
+            return replace(screen, message="Choose a model or a request with ↑ and ↓ first."), ""
         case _:
-            return screen, None
+            return screen, ""
 
 
 def _where_the_log_is(row: Row) -> str:

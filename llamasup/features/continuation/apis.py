@@ -63,7 +63,8 @@ class _Chat:
     def continued(self, body: Body, sent: Sent) -> Joint:
         messages, role = messages_of(body, "messages")
         if not sent.is_empty:
-            _refuse_reasoning(sent)
+            if sent.reasoning and not sent.text:
+                raise NotContinued("the answer was still in its reasoning, which templates close")
             message = {"role": "assistant", "content": sent.text}
             if sent.reasoning:
                 message["reasoning_content"] = sent.reasoning
@@ -403,11 +404,6 @@ def _choices(event: Event) -> list[dict[str, Any]]:
 def _refuse_end(choice: dict[str, Any]) -> None:
     if choice.get("finish_reason"):
         raise NotContinued(_COMPLETE)
-
-
-def _refuse_reasoning(sent: Sent) -> None:
-    if sent.reasoning and not sent.text:
-        raise NotContinued("the answer was still in its reasoning, which templates close")
 
 
 def _note(sent: Sent, data: dict[str, Any], text: Any, reasoning: Any = None) -> None:

@@ -29,7 +29,7 @@ class NodesBackend:
         if local or model is None:
             found = self._catalog.resolve(model, create=create)
             if model is None and not local and isinstance(found, HttpError):
-                return unnamed_model(self._ids())
+                return unnamed_model(tuple(dict.fromkeys(listed.model.id for listed in self.models())))
             return found
         route = self._peers.routes.get(model)
         if route is not None:
@@ -40,9 +40,6 @@ class NodesBackend:
         if len(ids) == 1:
             return self._peers.routes[ids[0]]
         return self._catalog.resolve(model, create=create)
-
-    def _ids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(listed.model.id for listed in self.models()))
 
     def readiness(self) -> HttpError | None:
         return self._catalog.readiness()

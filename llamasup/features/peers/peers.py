@@ -246,7 +246,7 @@ class Peers:
             return
         self._refreshes = number = self._refreshes + 1
         nodes = self.nodes_by_name
-        groups = groups_of(tuple(nodes.values()), self.membership.expected(), self._local)
+        groups = groups_of(tuple(nodes.values()), self.membership.expected(), self._catalog.model_named)
         routes: dict[str, NodeRoute] = {}
         for count, group in enumerate(groups, 1):
             routes |= dict.fromkeys(group.model.names, self._applied(group, nodes))
@@ -309,9 +309,6 @@ class Peers:
             served = SharedModel(here, model)
         served.reconsider()
         return served
-
-    def _local(self, name: str) -> ResolvedModel | None:
-        return self._catalog.model_named(name)
 
     def _address_of(self, name: str) -> NodeAddress | None:
         watch = self._watches.get(name)
