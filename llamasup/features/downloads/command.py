@@ -209,13 +209,14 @@ def ensure_downloaded(name: str, view: View) -> None:
 
 # --- progress --------------------------------------------------------------------------------
 
-_LIVE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 10.0
 _NAME_COLUMNS = 24  # the bar takes the rest
 
 
 class DownloadView:
     """The ProgressListener of one download. ``say`` shows a message; ``close`` removes the progress."""
+
+    interval_s = 0.25
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -240,16 +241,12 @@ class DownloadView:
         if not self._began_s:
             self._began_s, self._bytes_at_start = now_s, done_bytes
         self.done_bytes = done_bytes
-        self._progress(now_s)
+        if now_s - self._shown_s >= self.interval_s:
+            self._shown_s = now_s
+            self._progress(now_s)
 
     def _progress(self, now_s: float) -> None:
         raise NotImplementedError
-
-    def _is_due(self, now_s: float, every_s: float) -> bool:
-        if now_s - self._shown_s < every_s:
-            return False
-        self._shown_s = now_s
-        return True
 
     def _bytes_per_s(self, now_s: float) -> float:
         taken_s = now_s - self._began_s
@@ -275,20 +272,15 @@ class ProgressLines(DownloadView):
         super().__init__(lambda text: view.say("info", "download", text))
         self._view = view
         self._live = live
+        if not live:
+            self.interval_s, self._shown_s = _LINE_INTERVAL_S, time.monotonic()
 
     def close(self) -> None:
         if self._live:
             self._view.show_activity(None)
 
     def _progress(self, now_s: float) -> None:
-        if self._live:
-            if self._is_due(now_s, _LIVE_INTERVAL_S):
-                self._view.show_activity(self._text(now_s))
-            return
-        if not self._shown_s:
-            self._shown_s = now_s
-        if self._is_due(now_s, _LINE_INTERVAL_S):
-            self.say(self._text(now_s))
+        (self._view.show_activity if self._live else self.say)(self._text(now_s))
 
 
 class ProgressEvents(DownloadView):
@@ -314,17 +306,18 @@ class ProgressEvents(DownloadView):
         )
 
     def _progress(self, now_s: float) -> None:
-        if self._is_due(now_s, _LIVE_INTERVAL_S):
-            self.event(
-                "progress",
-                done_bytes=self.done_bytes,
-                total_bytes=self.choosing.size_bytes if self.choosing else None,
-                bytes_per_s=round(self._bytes_per_s(now_s)),
-            )
+        self.event(
+            "progress",
+            done_bytes=self.done_bytes,
+            total_bytes=self.choosing.size_bytes if self.choosing else None,
+            bytes_per_s=round(self._bytes_per_s(now_s)),
+        )
 
 
 class ProgressBar(DownloadView):
     """A bar with speed and remaining time, drawn by a thread of rich, which only this class imports."""
+
+    interval_s = 0.0  # rich draws at its own pace
 
     def __init__(self) -> None:
         from rich.console import Console
