@@ -228,20 +228,10 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
 async def _terminate(child: Child) -> None:
     """End the child, and wait for that even if cancelled."""
     child.terminate()
-    waiting = asyncio.get_running_loop().create_task(_wait(child))
-    while not waiting.done():
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            child.kill_group()
-            await asyncio.wait({waiting})
-            raise
-
-
-async def _wait(child: Child) -> None:
     try:
-        async with asyncio.timeout(_TERM_TIMEOUT_S):
-            await child.wait()
-    except TimeoutError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TERM_TIMEOUT_S):
+                await child.wait()
+    finally:
         child.kill_group()
-        await child.wait()
+        await asyncio.shield(child.wait())
