@@ -123,3 +123,49 @@ def test_llama_server_alone_does_not_know_them(
             assert "Only one system message." in answered(SYSTEM, SYSTEM, USER)[1]
             code, text = answered(USER)
             assert (code, json.loads(text)["output"][0]["type"]) == (200, "message")  # without the tools
+
+
+LATER = [
+    {"role": "system", "content": "One."},
+    {"role": "user", "content": "Two."},
+    {"role": "system", "content": "Three."},
+    {"role": "user", "content": "Four."},
+]
+DROPS = """\
+{%- for message in messages %}{% if message.role != 'system' or loop.first %}{{ message.content }} {% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.one_runtime
+@pytest.mark.parametrize("changes", [TEMPLATE, DROPS, None], ids=["refused", "dropped", "kept"])
+def test_system_message_in_the_middle_reaches_the_model(
+    llama_server: str, tiny_model: Path, tmp_path: Path, changes: str | None
+) -> None:
+    """``None``: the template of the model keeps it, and gets it as it is."""
+    options: tuple[str, ...] = ()
+    if changes is not None:
+        (tmp_path / "template.jinja").write_text(changes)
+        options = ("--", "--chat-template-file", str(tmp_path / "template.jinja"))
+    with llamasup(tiny_model, "--runtime", llama_server, *options) as running:
+        running.wait_for("ready")
+
+        def prompt_tokens(path: str, messages: list[Any], name: str = "messages") -> tuple[int, str | None]:
+            limits = {"max_tokens": 1, "max_output_tokens": 1}
+            answer = httpx.post(f"{running.url}{path}", json={name: messages, **limits}, timeout=PATIENCE_S)
+            assert answer.status_code == 200, answer.text
+            usage = answer.json()["usage"]
+            tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
+            cached = usage.get("cache_read_input_tokens", 0)  # Anthropic counts the others only
+            return tokens + cached, answer.headers.get("x-llamasup-moved-system")
+
+        marked = None if changes is None else "1"
+        for path, name in (
+            ("/v1/chat/completions", "messages"),
+            ("/v1/messages", "messages"),
+            ("/v1/responses", "input"),
+        ):
+            whole, moved = prompt_tokens(path, LATER, name)
+            assert moved == marked
+            without, none = prompt_tokens(path, [*LATER[:2], LATER[3]], name)
+            assert none is None
+            assert whole > without

@@ -178,7 +178,7 @@ def test_a_configured_page_needs_a_key_like_everybody(make_rig: MakeRig) -> None
     assert [line for line in head.split(b"\r\n") if line.lower().startswith(b"access-control-")] == [
         b"Access-Control-Allow-Origin: https://app.example",
         b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired, "
-        b"X-Llamasup-Ignored-Tools",
+        b"X-Llamasup-Ignored-Tools, X-Llamasup-Moved-System",
     ]
 
 

@@ -42,9 +42,9 @@ class AnswerStages(Struct, frozen=True):
 
     ``repair`` is called for a request to a model that repairs something, before its lease. It may change the
     body, and set the ``holder`` of the request. ``keep`` is called for a request to a model that continues
-    streams. It returns a stage with the given one behind it, or the given one. ``tools`` is called for a body
-    of ``/v1/responses`` that may have tools, before ``repair``. It may change the body, and set the
-    ``translator``.
+    streams. It returns a stage with the given one behind it, or the given one. ``tools`` is called for a
+    conversation that may have tools or system messages that llama-server does not know, before ``repair``. It
+    may change the body, and set the ``translator``.
     """
 
     repair: Callable[[Request, Repairs, Metrics], None] | None = None

@@ -57,7 +57,9 @@ class Exchange(MeasuredExchange, eq=False):
         if request.jobs > 1 or lease.endpoint.share:
             self._weigh()
         proxy = self.client.proxy
-        if request.stages is not None and (work := request.stages.prepare(lease.endpoint)) is not None:
+        if (stages := request.stages) is None and request.translator is not None:
+            stages = compose(self.client, request)
+        if stages is not None and (work := stages.prepare(lease.endpoint)) is not None:
             proxy.start_soon(self._connect_after(work), "prepare a request")
             return
         pool = proxy.pool_of(lease.endpoint)

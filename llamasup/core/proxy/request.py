@@ -50,8 +50,8 @@ class Request(msgspec.Struct, eq=False):
     body_bytes: int = 0
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
-    repaired: bytes = b""  # the header lines that say what llamasup repaired, and which tools are ignored
-    ignored: bytes = b""  # the second of these lines
+    repaired: bytes = b""  # the header lines that say what llamasup repaired, changed and ignored
+    marks: bytes = b""  # these lines without the first
     cause: str = ""  # why it is refused or ended, for logs
     repairs: str = ""  # the same for logs, with what could not be repaired
     refusal: HttpError | None = None
@@ -109,12 +109,13 @@ class Request(msgspec.Struct, eq=False):
 
     def mark_repaired(self, what: str) -> None:
         self.repairs = f"{self.repairs}, {what}" if self.repairs else what
-        self.repaired = b"%bX-Llamasup-Repaired: %b\r\n" % (self.ignored, self.repairs.encode())
+        self.repaired = b"%bX-Llamasup-Repaired: %b\r\n" % (self.marks, self.repairs.encode())
 
-    def mark_ignored(self, types: str) -> None:
-        """Name the types of its tools that llama-server ignores: letters that a header may have."""
-        self.ignored = b"X-Llamasup-Ignored-Tools: " + types.encode() + b"\r\n"
-        self.repaired = self.ignored + self.repaired
+    def mark(self, header: bytes, value: str) -> None:
+        """Add a header to the answer. ``value``: letters that a header may have."""
+        line = b"%b: %b\r\n" % (header, value.encode())
+        self.marks += line
+        self.repaired = line + self.repaired
 
     def mark_unrepaired(self, what: str) -> None:
         """Note in the logs that its second attempt has also failed."""

@@ -30,7 +30,7 @@ from llamasup.core.http.requested_model import (
     plain_json,
     renamed_query,
 )
-from llamasup.core.http.routes import CONTROL, RESPONSES
+from llamasup.core.http.routes import CONTROL, CONVERSATIONS, RESPONSES
 from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ServedModel, VirtualRoute, is_virtual
@@ -152,13 +152,15 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return refusal
-    if request.head.route.label in RESPONSES and (  # without a call for most requests
-        b'"tools"' in (body := request.body)
+    if (label := request.head.route.label) in CONVERSATIONS and (  # without a call for most requests
+        b'"system"' in (body := request.body)
         or b'"developer"' in body
-        or b"custom_tool_call" in body
-        or b'"namespace"' in body
+        or (
+            label in RESPONSES
+            and (b'"tools"' in body or b"custom_tool_call" in body or b'"namespace"' in body)
+        )
     ):
-        _change_tools(request, proxy)
+        _change_for_agents(request, proxy)
     repairs, repair = route.served.repairs, proxy.stages.repair
     if repairs is not NO_REPAIRS and request.body and repair is not None:
         repair(request, repairs, proxy.metrics)
@@ -172,8 +174,8 @@ def _is_router(proxy: ProxyContext) -> bool:
     return proxy.config.router is not None and proxy.config.router.props
 
 
-def _change_tools(request: Request, proxy: ProxyContext) -> None:
-    """Have the tools changed that llama-server does not know."""
+def _change_for_agents(request: Request, proxy: ProxyContext) -> None:
+    """Have the tools changed that llama-server does not know, and system messages that a template drops."""
     if (change := proxy.stages.tools) is not None and not proxy.config.rules.transparent:
         change(request)
 
@@ -372,5 +374,5 @@ def cors_lines(origin: bytes) -> bytes:
     return (
         b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
         b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired, "
-        b"X-Llamasup-Ignored-Tools\r\n"
+        b"X-Llamasup-Ignored-Tools, X-Llamasup-Moved-System\r\n"
     )

@@ -85,6 +85,7 @@ class Endpoint:
         "generation",
         "held_s",
         "idle_since_s",
+        "keeps_system_messages",
         "mark",
         "max_concurrent",
         "model",
@@ -143,6 +144,8 @@ class Endpoint:
         self.tokens_per_s: float | None = None  # measured in the last long response
         # Whether a stream that continues a begun message repeats it; None: unknown, or it continues none.
         self.repeats_begun_message: bool | None = None
+        # Whether the chat template keeps system messages at any place; None: unknown, no request needed it.
+        self.keeps_system_messages: bool | None = None
         self.window: ContextWindow | None = None  # the context of a request, once the child has reported it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()

@@ -1,19 +1,26 @@
-"""The stage that translates the answer to a request whose tools became functions, and its attachment."""
+"""The stage of a request whose tools become functions, or whose system messages move, and its attachment."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from llamasup.core.http.chunks import LAST_CHUNK, Dechunker, chunk, is_chunked
+from llamasup.core.http.routes import RESPONSES
+from llamasup.core.llama_server.answers import NoAnswer
+from llamasup.core.proxy.failures import note_fingerprint
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import AnswerHead, Attempt, Between, Ended, Position
+from llamasup.core.queueing.endpoint import Endpoint
 from llamasup.features.agent_tools.answers import MAX_HELD, Events, whole
-from llamasup.features.agent_tools.tools import Names, rewritten
+from llamasup.features.agent_tools.system_messages import PROBE, has_later_system, keeps_all, moved
+from llamasup.features.agent_tools.tools import UNCHANGED, Names, rewritten
 
 __all__ = ["NamedBack", "attach"]
 
@@ -25,20 +32,23 @@ _MOST_LOGGED: Final = 32  # clients choose the types
 
 
 def attach(request: Request) -> None:
-    """Turn the tools of this request into functions, and name those that llama-server skips."""
+    """Turn the tools of this request into functions, and name those that llama-server skips. Its later system
+    messages may move.
+    """
     if request.translator is not None or request.head.compressed:
         return
-    found = rewritten(request.body)
+    route = request.head.route.label
+    found = rewritten(request.body) if route in RESPONSES else UNCHANGED
     if found.ignored:
-        request.mark_ignored(", ".join(found.ignored))
+        request.mark(b"X-Llamasup-Ignored-Tools", ", ".join(found.ignored))
         _log_once(found.ignored)
-    if found.body is None:
-        return
-    request.body = found.body
+    if found.body is not None:
+        request.body = found.body
     if found.names:
         # A compressed answer could not be translated.
         request.head = replace(request.head, opening=_CODINGS.sub(b"", request.head.opening))
-        request.translator = NamedBack(found.names)
+    if (may_move := has_later_system(request.body, route)) or found.names:
+        request.translator = NamedBack(request, found.names, may_move=may_move)
 
 
 def _log_once(types: tuple[str, ...]) -> None:
@@ -49,23 +59,54 @@ def _log_once(types: tuple[str, ...]) -> None:
 
 
 class NamedBack(Between):
-    """The stage that gives the client the calls of its own tools."""
+    """The stage that moves system messages for a template that does not keep them, and gives the client the
+    calls of its own tools.
+    """
 
-    __slots__ = ("_body", "_body_bytes", "_events", "_framing", "_head", "_names")
+    __slots__ = ("_body", "_body_bytes", "_events", "_framing", "_head", "_may_move", "_names", "_request")
 
     _attempt: Attempt
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, request: Request, names: Names, *, may_move: bool) -> None:
+        self._request = request
         self._names = names
+        self._may_move = may_move
         self._events: Events | None = None
         self._head: tuple[Attempt, AnswerHead] | None = None  # of a whole answer, which is held
         self._framing: bytes | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
 
+    def prepare(self, endpoint: Endpoint) -> Coroutine[Any, Any, Callable[[], object]] | None:
+        """Have the template tried, once for each start of a llama-server. Another node does that itself."""
+        if self._may_move and endpoint.node is None:
+            if endpoint.keeps_system_messages is None:
+                return self._try_template(endpoint)
+            self._move(endpoint)
+        return super().prepare(endpoint)
+
+    async def _try_template(self, endpoint: Endpoint) -> Callable[[], object]:
+        from llamasup.core.llama_server.client import Prober  # here, because few requests need it
+
+        head = self._request.head
+        prefix = head.path.decode("latin-1").removesuffix(head.route.label)
+        with suppress(NoAnswer):
+            async with Prober(endpoint.address, endpoint.api_key, prefix=prefix) as server:
+                endpoint.keeps_system_messages = keeps_all(*await server.send(PROBE))
+        return partial(self._move, endpoint)
+
+    def _move(self, endpoint: Endpoint) -> None:
+        request = self._request
+        if endpoint.keeps_system_messages is False and self._may_move:
+            self._may_move = False
+            note_fingerprint(request, endpoint)  # of the body as the client sends it again
+            request.body, count = moved(request.body, request.head.route.label)
+            if count:
+                request.mark(b"X-Llamasup-Moved-System", str(count))
+
     def begin(self, attempt: Attempt, head: AnswerHead, framing: bytes | None) -> None:
         self._events = self._head = None
-        if head.status != 200 or b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower():
+        if not self._names or head.status != 200 or b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower():
             super().begin(attempt, head, framing)
         elif head.streams_events:
             self._events = Events(self._names)

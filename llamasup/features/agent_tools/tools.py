@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from llamasup.core.http.requested_model import plain_json
 
-__all__ = ["INPUT", "Names", "Rewritten", "Tool", "flat_name", "rewritten"]
+__all__ = ["INPUT", "INSTRUCT", "Names", "Rewritten", "Tool", "flat_name", "rewritten"]
 
 INPUT: Final = "input"
 """The only argument of the function that stands for a custom tool."""
@@ -24,9 +24,10 @@ MAX_NAME: Final = 64
 """The most letters of the name of a function in OpenAI's API, which templates and grammars expect."""
 _MOST: Final = ((b'"type"', 20_000), (b":", 200_000), (b",", 500_000))
 """A body with more of these would hold the event loop for longer than about 0.2 s."""
+_LIGHT: Final = 100_000  # bytes, which cannot have that many
 _MOST_NAMED: Final = 8  # types in the header
 _OTHER_LETTERS: Final = re.compile(r"[^A-Za-z0-9_-]")
-_INSTRUCT: Final = ("system", "developer")  # b11434 makes a system message of both, but for gpt-oss
+INSTRUCT: Final = ("system", "developer")  # b11434 makes a system message of both, but for gpt-oss
 _is_type: Final = re.compile(r"[a-z][a-z0-9_]{0,39}").fullmatch
 
 Fields = dict[str, Raw]
@@ -68,12 +69,17 @@ def rewritten(body: bytes) -> Rewritten:
 
     What does not change stays byte for byte.
     """
-    if any(body.count(mark) > most for mark, most in _MOST):
+    if is_heavy(body):
         return UNCHANGED
     try:
         return _Request(read_fields(plain_json(body))).rewritten()
     except UNREADABLE:
         return UNCHANGED
+
+
+def is_heavy(body: bytes) -> bool:
+    """Return whether changing this body would hold the event loop for too long."""
+    return len(body) > _LIGHT and any(body.count(mark) > most for mark, most in _MOST)
 
 
 def flat_name(tool: Tool) -> str:
@@ -231,14 +237,14 @@ class _Request:
         count = 0
         for raw in items:
             message = read_fields(raw) if begins(raw, b"{") else {}
-            found = _text_of(message) if text(message.get("role")) in _INSTRUCT else None
+            found = text_of(message) if text(message.get("role")) in INSTRUCT else None
             if found is None:
                 break
             texts.append(found)
             count += 1
         if len(texts) < 2:
             return False
-        whole = "\n\n".join(texts)
+        whole = "\n\n".join(filter(None, texts))
         if instructions:
             self._fields["instructions"] = raw_of(whole)
             self._fields["input"] = raw_of(items[count:])
@@ -246,17 +252,6 @@ class _Request:
             first = {**read_fields(items[0]), "content": raw_of(whole)}
             self._fields["input"] = raw_of([raw_of(first), *items[count:]])
         return True
-
-
-def _text_of(message: Fields) -> str | None:
-    """The text of a message; None if it has anything else."""
-    content = message.get("content")
-    if content is None or not begins(content, b"["):
-        return text(content) or None
-    parts = [read_fields(part) if begins(part, b"{") else {} for part in read_items(content)]
-    if any(text(part.get("type")) != "input_text" for part in parts):
-        return None
-    return "".join(text(part.get("text")) for part in parts)
 
 
 def _function_of_custom(name: str, fields: Fields) -> dict[str, Any]:
@@ -295,6 +290,17 @@ def text(raw: Raw | None) -> str:
         return ""
     value: str = _decode(raw)
     return value
+
+
+def text_of(message: Fields) -> str | None:
+    """Return the text of a message; None if it has anything else."""
+    content = message.get("content")
+    if content is None or not begins(content, b"["):
+        return text(content) if begins(content, b'"') else None
+    parts = [read_fields(part) if begins(part, b"{") else {} for part in read_items(content)]
+    if any(text(part.get("type")) not in ("input_text", "text") for part in parts):
+        return None
+    return "\n".join(text(part.get("text")) for part in parts)
 
 
 def raw_of(value: Any) -> Raw:

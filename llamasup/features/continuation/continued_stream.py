@@ -133,7 +133,7 @@ class ContinuedStream(Between):
 
     def prepare(self, endpoint: Endpoint) -> Coroutine[Any, Any, Callable[[], object]] | None:
         if self._recording is None or not self._recording.uncounted or endpoint.node is not None:
-            return None
+            return super().prepare(endpoint)
         return self._count(endpoint, self._recording.uncounted)
 
     async def _count(self, endpoint: Endpoint, text: str) -> Callable[[], object]:

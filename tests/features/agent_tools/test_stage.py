@@ -14,6 +14,7 @@ from llamasup.core.http.heads import DEFAULT_RULES
 from llamasup.core.proxy import ProxyConfig
 from llamasup.core.proxy.settings import Limits
 from llamasup.features.agent_tools import stage
+from llamasup.features.agent_tools.system_messages import PROBE
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.generations import end_generation
 from tests.core.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, error_of, field, post, status
@@ -245,3 +246,97 @@ def test_large_request_is_changed(make_rig: MakeRig) -> None:
     assert json.loads(child.message()[1])["tools"][0]["name"] == FLAT
     child.send(answer(whole(WEATHER_CALL)))
     assert b"mcp__weather" in client.message()[1]
+
+
+# --- system messages in the middle
+
+MOVED = b"x-llamasup-moved-system"
+LATER = b'{"messages": [{"role":"user","content":"hi"}, {"role":"system","content":"Be kind."}]}'
+PROMPTS = {
+    True: json.dumps({"prompt": json.dumps(PROBE.body)}).encode(),
+    False: b'{"prompt":"llamasup-0"}',
+    None: b"{}",
+}
+
+
+def asked(rig: Rig, sent: bytes, *, keeps: bool | None) -> tuple[Wire, Wire]:
+    """A client whose request made the proxy try the template, and the child that has the request next."""
+    client = rig.send(sent)
+    prober = rig.accept()
+    head, body = prober.message()
+    assert head.startswith(b"POST /apply-template ")
+    assert json.loads(body) == PROBE.body
+    prober.send(answer(PROMPTS[keeps]))
+    return client, rig.accept()
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
+def test_system_message_moves_if_the_template_drops_it(rig: Rig, path: bytes) -> None:
+    client, child = asked(rig, post(path, LATER), keeps=False)
+    for _ in range(2):  # the template is tried once
+        (only,) = json.loads(child.message()[1])["messages"]
+        assert only == {"role": "user", "content": "hi\n\n<system-reminder>\nBe kind.\n</system-reminder>"}
+        child.send(answer(b"{}"))
+        head, body = client.message()
+        assert (field(head, MOVED), body) == (b"1", b"{}")
+        client.send(post(path, LATER))
+
+
+@pytest.mark.parametrize("keeps", [True, None])
+def test_request_passes_unchanged_if_the_template_keeps_it_or_is_unknown(
+    rig: Rig, keeps: bool | None
+) -> None:
+    client, child = asked(rig, post(CHAT, LATER), keeps=keeps)
+    assert child.message()[1] == LATER
+    child.send(answer(b"{}"))
+    head, body = client.message()
+    assert (field(head, MOVED), body) == (None, b"{}")
+
+
+def test_server_that_does_not_answer_the_probe_gets_the_request_unchanged(rig: Rig) -> None:
+    client = rig.send(post(CHAT, LATER))
+    prober = rig.accept()
+    prober.message()
+    prober.close()
+    child = rig.accept()
+    assert child.message()[1] == LATER
+    child.send(answer(b"{}"))
+    assert client.message()[1] == b"{}"
+
+
+def test_client_that_leaves_during_the_probe_is_noticed(rig: Rig) -> None:
+    client = rig.send(post(CHAT, LATER))
+    prober = rig.accept()
+    prober.message()
+    client.close()
+    assert rig.record().outcome == "client_gone"
+    prober.send(answer(PROMPTS[False]))
+
+
+def test_moved_request_is_sent_again_as_it_was(rig: Rig) -> None:
+    client, child = asked(rig, post(CHAT, LATER), keeps=False)
+    first = child.message()[1]
+    child.close()
+    child = rig.accept()
+    assert child.message()[1] == first
+    child.send(answer(b"{}"))
+    assert field(client.message()[0], MOVED) == b"1"
+
+
+def test_request_with_tools_and_a_later_system_message_changes_twice(rig: Rig) -> None:
+    later = [{"role": "user", "content": "hi"}, {"role": "developer", "content": "Be kind."}]
+    client, child = asked(rig, request(WEATHER, {"type": "web_search"}, input=later), keeps=False)
+    body = json.loads(child.message()[1])
+    assert (len(body["input"]), body["tools"][0]["name"]) == (1, FLAT)
+    child.send(answer(whole(WEATHER_CALL)))
+    head, found = client.message()
+    assert (field(head, MOVED), field(head, IGNORED)) == (b"1", b"web_search")
+    assert json.loads(found)["output"][0]["namespace"] == "mcp__weather"
+
+
+def test_stream_passes_in_its_own_chunks(rig: Rig) -> None:
+    client, child = asked(rig, post(CHAT, LATER), keeps=False)
+    child.message()
+    child.send(STREAM_HEAD + chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n") + LAST_CHUNK)
+    client.head()
+    assert client.until(LAST_CHUNK) == chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n") + LAST_CHUNK
