@@ -73,7 +73,8 @@ def results_in(body: Any) -> int:
     items = [item for item in body.get("messages", body.get("input")) if isinstance(item, dict)]
     blocks = [block for item in items if isinstance(item.get("content"), list) for block in item["content"]]
     return sum(
-        item.get("role") == "tool" or item.get("type") in ("function_call_output", "tool_result")
+        item.get("role") == "tool"
+        or item.get("type") in ("function_call_output", "custom_tool_call_output", "tool_result")
         for item in [*items, *blocks]
     )
 
@@ -109,8 +110,10 @@ def responses(events: list[Any]) -> Answer:
     items = events[-1]["response"]["output"]
     calls = [
         {"name": item["name"], "arguments": json.loads(item["arguments"])}
-        for item in items
         if item["type"] == "function_call"
+        else {"name": item["name"], "arguments": {"input": item["input"]}}
+        for item in items
+        if item["type"] in ("function_call", "custom_tool_call")
     ]
     texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
     return calls, "".join(texts)

@@ -25,9 +25,7 @@ CHATS: Final = frozenset(_CHATS.split())
 """The labels of the routes whose body has ``messages`` as a chat."""
 RESPONSES: Final = frozenset(_RESPONSES.split())
 """The labels of the routes whose body has ``input`` as ``/v1/responses``."""
-OF_AGENTS: Final = RESPONSES | {"/v1/messages", "/v1/messages/count_tokens"}
-"""The labels of the routes that agents use more than others."""
-CONVERSATIONS: Final = CHATS | OF_AGENTS
+CONVERSATIONS: Final = CHATS | RESPONSES | {"/v1/messages", "/v1/messages/count_tokens"}
 """The labels of the routes whose body has a conversation."""
 
 

@@ -155,10 +155,7 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     if (label := request.head.route.label) in CONVERSATIONS and (  # without a call for most requests
         b'"system"' in (body := request.body)
         or b'"developer"' in body
-        or (
-            label in RESPONSES
-            and (b'"tools"' in body or b"custom_tool_call" in body or b'"namespace"' in body)
-        )
+        or (label in RESPONSES and (b'"tools"' in body or b"custom_tool" in body or b'"namespace"' in body))
     ):
         _change_for_agents(request, proxy)
     repairs, repair = route.served.repairs, proxy.stages.repair

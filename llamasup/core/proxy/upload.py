@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.routes import OF_AGENTS
+from llamasup.core.http.routes import CHATS, CONVERSATIONS
 from llamasup.core.proxy.body_rules import judge_scan, scan_for
 from llamasup.core.proxy.context import ClientConnection, ProxyContext
 from llamasup.core.proxy.request import Request
@@ -32,7 +32,7 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
         return True
     config = proxy.config
     # Its tools, or its system messages. Agents that use another API send their system messages first.
-    may_change = request.head.route.label in OF_AGENTS and not config.rules.transparent
+    may_change = request.head.route.label in CONVERSATIONS - CHATS and not config.rules.transparent
     return (
         not (may_change or config.route_by_model or config.holds_bodies or request.is_batch)
         and proxy.uploads < limits.uploads

@@ -42,8 +42,7 @@ def attach(request: Request) -> None:
     if found.ignored:
         request.mark(b"X-Llamasup-Ignored-Tools", ", ".join(found.ignored))
         _log_once(found.ignored)
-    if found.body is not None:
-        request.body = found.body
+    request.body = found.body or request.body
     if found.names:
         # A compressed answer could not be translated.
         request.head = replace(request.head, opening=_CODINGS.sub(b"", request.head.opening))

@@ -71,6 +71,8 @@ class Client(Struct, frozen=True):
 
     ``program`` is its command, which ``install`` installs. Either ``file_option`` or ``file_variable`` names
     a settings file for one process. ``inline`` gives the settings as arguments and variables.
+
+    ``catalog`` is the setting that names a file with the metadata of models.
     """
 
     title: str
@@ -86,6 +88,7 @@ class Client(Struct, frozen=True):
     file_option: str = ""
     file_variable: str = ""
     inline: Callable[[Settings], tuple[Sequence[str], Mapping[str, str]]] | None = None
+    catalog: str = ""
 
 
 def _claude_code(to: Connection) -> Settings:
@@ -249,7 +252,7 @@ def _home_assistant(to: Connection) -> Settings:
 
 
 def _aider(to: Connection) -> Settings:
-    """Variables are enough: aider reads them after its files, so the files of the user stay as they are."""
+    """aider reads the variables after its own settings. Its file of metadata has the context."""
     name = f"openai/{to.model}"
     environment = {
         "OPENAI_API_BASE": to.v1,
@@ -258,7 +261,10 @@ def _aider(to: Connection) -> Settings:
         "AIDER_WEAK_MODEL": name,
         "AIDER_SHOW_MODEL_WARNINGS": "false",  # that it has no prices for the model
     }
-    return Settings(environment=environment)
+    if to.context is None:
+        return Settings(environment=environment)
+    limits = {"max_input_tokens": to.context, "max_output_tokens": to.output, "max_tokens": to.output}
+    return Settings({name: {**limits, "litellm_provider": "openai", "mode": "chat"}}, environment)
 
 
 def _openai(to: Connection) -> Settings:
@@ -299,6 +305,7 @@ CLIENTS: Final[Mapping[str, Client]] = {
         program="codex",
         install="npm install -g @openai/codex",
         inline=_codex_inline,
+        catalog="model_catalog_json",
     ),
     "opencode": Client(
         "opencode",
@@ -333,7 +340,14 @@ CLIENTS: Final[Mapping[str, Client]] = {
         install="npm install -g cline",
         file_variable="CLINE_PROVIDER_SETTINGS_PATH",
     ),
-    "aider": Client("aider", _aider, program="aider", install="uv tool install aider-chat"),
+    "aider": Client(
+        "aider",
+        _aider,
+        ".aider.model.metadata.json",
+        program="aider",
+        install="uv tool install aider-chat",
+        file_variable="AIDER_MODEL_METADATA_FILE",
+    ),
     "zed": Client("Zed", _zed, "settings.json", folder=".config/zed"),
     "open-webui": Client("Open WebUI", _open_webui),
     "home-assistant": Client("Home Assistant", _home_assistant),

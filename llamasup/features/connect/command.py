@@ -73,7 +73,7 @@ def connect(
     """
     from llamasup.features.connect.check import context_warning
     from llamasup.features.connect.clients import CLIENTS
-    from llamasup.features.connect.connection import connection_to, key_from
+    from llamasup.features.connect.connection import connection_to, key_from, with_catalog
 
     if client is None:
         _list(CLIENTS, json=json)
@@ -98,6 +98,7 @@ def connect(
     path = None if chosen.file is None else file or _path_of(chosen)
     backup = None
     if write and path is not None:
+        settings = with_catalog(chosen, settings, connection, path.parent)
         backup = _write(view, path, chosen, settings, connection.key, show=not json)
     if json:
         write_json(
@@ -401,7 +402,7 @@ class _Session:
         from llamasup.features.connect.check import context_warning
 
         _warn(self._view, context_warning(self._client, to))
-        words, environment = self._overrides(folder, to)
+        words, environment = await asyncio.to_thread(self._overrides, folder, to)
         environment = tag_environment({**os.environ, **environment}, folder)
         self._runs = True
         try:
@@ -435,6 +436,7 @@ class _Session:
 
     def _overrides(self, folder: Path, to: Connection) -> tuple[Sequence[str], Mapping[str, str]]:
         from llamasup.core.system.storage.folders import atomic_write
+        from llamasup.features.connect.connection import with_catalog
         from llamasup.features.connect.merge import CannotMerge
         from llamasup.features.connect.overrides import overrides
 
@@ -443,7 +445,8 @@ class _Session:
         if client.file_variable or (client.file_option and client.inline is None):
             own = _text_of(_path_of(client))
         try:
-            made = overrides(client, client.settings(to), self._given, path, own)
+            settings = with_catalog(client, client.settings(to), to, folder)
+            made = overrides(client, settings, self._given, path, own)
         except CannotMerge as error:
             raise _unusable(_path_of(client), str(error)) from None
         if made.file_content is not None:

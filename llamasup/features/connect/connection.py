@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
+from subprocess import DEVNULL
+from tempfile import NamedTemporaryFile
 
 from msgspec.structs import replace
 
@@ -16,12 +21,14 @@ from llamasup.core.control.served_model import served_model
 from llamasup.core.http.errors import error_from
 from llamasup.core.system.process.run_folder import run_folders
 from llamasup.core.system.process.sweep import recorded_children
-from llamasup.core.system.storage.folders import read_bounded
+from llamasup.core.system.storage.folders import atomic_write, read_bounded
 from llamasup.errors import ConfigInvalid, NotRunning
 from llamasup.features.connect.check import PATHS, Reply, request_body
-from llamasup.features.connect.clients import Client, Connection
+from llamasup.features.connect.clients import Client, Connection, Settings
 
 _MAX_KEY_BYTES = 4096
+_CATALOG, _CATALOG_TIMEOUT_S = "llamasup-models.json", 20.0
+_CODEX_MODEL = Path(__file__).with_name("codex_model.json")
 _CHECK_TIMEOUT_S = 600.0  # a request may wait for a load and for other requests
 
 
@@ -49,6 +56,31 @@ def connection_to(url: str, model: str | None, key: str) -> Connection:
     """Read the models at ``url`` as the client. Raises NotRunning, NotAllowed and UsageInvalid."""
     served = served_model(url, model, key, option="--model")
     return Connection(served.url, served.name, key, served.context)
+
+
+def with_catalog(client: Client, settings: Settings, to: Connection, folder: Path) -> Settings:
+    """Write a catalog of models into ``folder``, if the client has one. Returns the settings with its path.
+
+    The format is not documented, and a client does not start with a catalog that it cannot read. So the
+    installed program tries it first.
+    """
+    program = shutil.which(client.program)
+    if not client.catalog or program is None:
+        return settings
+    model = {"slug": to.model, "display_name": to.model, "context_window": to.context}
+    catalog = json.dumps({"models": [{**json.loads(_CODEX_MODEL.read_text("utf-8")), **model}]}).encode()
+    try:
+        with NamedTemporaryFile(suffix=".json") as file:
+            file.write(catalog)
+            file.flush()
+            words = (program, "debug", "models", "-c", f"{client.catalog}={json.dumps(file.name)}")
+            subprocess.run(words, stdin=DEVNULL, capture_output=True, timeout=_CATALOG_TIMEOUT_S, check=True)
+        path = folder.expanduser().resolve() / _CATALOG
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, catalog, mode=0o600)
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return settings
+    return replace(settings, values={**settings.values, client.catalog: str(path)})
 
 
 def running_with(model: str | None) -> str | None:

@@ -14,6 +14,7 @@ TASK = "Read notes.txt, write its answer into answer.txt, and the length of answ
 NOTES = "The question is 6 x 7.\n"
 ANSWER = "The answer is 42.\n"
 DONE = "All of it is done, as you wished."
+_PATCH = f"*** Begin Patch\n*** Add File: answer.txt\n+{ANSWER}*** End Patch\n"
 _COUNT = "wc -c < answer.txt > count.txt"
 
 Registry = Literal["npm", "PyPI"]
@@ -91,7 +92,7 @@ PROGRAMS = (
         ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "{task}"),
         _calls(
             Call("exec_command", {"cmd": "cat notes.txt"}),
-            Call("exec_command", {"cmd": f"echo {ANSWER.strip()} > answer.txt"}),
+            Call("apply_patch", {"input": _PATCH}),
             Call("exec_command", {"cmd": _COUNT}),
         ),
         path="/v1/responses",
@@ -138,12 +139,10 @@ PROGRAMS = (
     Program(
         *("aider", "aider", "PyPI", "aider-chat", "0.86.2"),
         "64f6a0c66c9f4633ad9f479bca3e64ebcba02b9da03c6b604b74a44736b2416e",
-        "openai",
-        ("aider", "--model", "openai/{model}", "--message", "{task}", "--yes-always", "--no-git",
-         "--no-analytics", "--no-check-update", "--no-show-model-warnings", "--edit-format", "diff",
-         "--openai-api-base", "{url}/v1", "notes.txt"),
+        "aider",
+        ("aider", "--message", "{task}", "--yes-always", "--no-git", "--no-analytics", "--no-check-update",
+         "--edit-format", "diff", "notes.txt"),
         text=f"{DONE}\n\nanswer.txt\n```\n<<<<<<< SEARCH\n=======\n{ANSWER}>>>>>>> REPLACE\n```\n",
-        setup_by="`--openai-api-base`",
         counts=False,
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),

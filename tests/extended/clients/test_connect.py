@@ -18,6 +18,7 @@ from tests.clients.conftest import KEY, Served
 from tests.clients.prompts import QUESTION
 from tests.e2e.driver import run_to_end, started
 from tests.kit import models
+from tests.kit.scripted import Call, scripted
 from tests.real.remains import folders_of
 
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -42,11 +43,17 @@ def served(runtime: str, home: Path, env: dict[str, str]) -> Iterator[Served]:
     (home / "keys").write_text(f"{KEY} name=all\n")
     (home / "keys").chmod(0o600)
     (home / "here.gguf").write_bytes(models.tiny_decoder())
+    (home / "caller.gguf").write_bytes(
+        scripted([Call("read_file", {"path": "notes.txt"})], "It is read now.")
+    )
     config = {
         "listen": "127.0.0.1:0",
         "runtime": runtime,
         "auth": {"api_key_file": str(home / "keys")},
-        "models": {"here": {"path": str(home / "here.gguf"), "preload": True, "aliases": ["gpt"]}},
+        "models": {
+            "here": {"path": str(home / "here.gguf"), "preload": True, "aliases": ["gpt"]},
+            "caller": {"path": str(home / "caller.gguf")},
+        },
         "virtual_models": {"here:short": {"model": "here", "set": {"max_tokens": 3}}},
     }
     (home / "config.yaml").write_text(json.dumps(config))
@@ -133,8 +140,8 @@ def test_settings_are_shown_without_writing(served: Served, env: dict[str, str],
 
 def test_model_and_key_are_checked(served: Served, env: dict[str, str], home: Path) -> None:
     for options, code, message in (
-        ((), 2, "2 models are served at"),
-        (("--model", "nope"), 2, "Choose one of here, here:short."),
+        ((), 2, "3 models are served at"),
+        (("--model", "nope"), 2, "Choose one of here, caller, here:short."),
         (("--model", "here", "--api-key-file", str(home / "keys")), 78, "has 2 words, not one key"),
         (("--model", "here", "--api-key-file", str(home / "nothing")), 78, "cannot be read"),
         (("--url", "127.0.0.1:9", "--model", "here"), 69, "No llamasup answers at http://127.0.0.1:9"),
@@ -226,6 +233,16 @@ def test_check_sends_a_request_as_the_client_does(
     shown = run_to_end("connect", client, "--model", "here:short", "--check", env=env)
     assert f"POST {path} at {served.url}, model 'here:short'" in shown.stdout
     assert KEY not in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "opencode"])
+def test_check_shows_a_call_of_its_tool(served: Served, env: dict[str, str], client: str) -> None:
+    """``caller`` is a model that answers a request with tools with a call."""
+    words = ("connect", client, "--model", "caller", "--check")
+    found = json.loads(run_to_end(*words, "--json", env=env).stdout)
+    assert (found["tool_call"], found["text"]) == ("read_file", "")
+    assert found["first_token_s"] >= 0
+    assert "answer       a call of the tool 'read_file'" in run_to_end(*words, env=env).stdout
 
 
 def test_check_reports_the_error_of_the_server(served: Served, env: dict[str, str]) -> None:

@@ -98,6 +98,16 @@ def test_claude_code_gets_nothing_that_changes_its_prompt_with_each_request() ->
     assert not [name for name in environment if "CONTEXT" in name or "OUTPUT" in name]
 
 
+def test_aider_learns_the_context() -> None:
+    (limits,) = settings("aider").values.values()
+    assert (limits["max_input_tokens"], limits["max_output_tokens"]) == (32768, 8192)
+    assert settings("aider").environment["AIDER_MODEL"] == next(iter(settings("aider").values))
+    assert settings("aider", OPEN).values == {}
+    made = for_process("aider", own='{"openai/x": {"mode": "chat"}}')
+    assert list(json.loads(made.file_content or "")) == ["openai/x", "openai/qwen:high"]
+    assert made.environment["AIDER_MODEL_METADATA_FILE"] == str(FILE)
+
+
 # --- for one process -----------------------------------------------------------------------------------
 
 FILE = PurePosixPath("/run/settings")
