@@ -27,9 +27,10 @@ def recorded() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(Path(FIXTURES).glob("*.json"))}
 
 
-def model_of(fixture: Any) -> bytes:
+def model_of(fixture: Any, *, is_strict: bool = False) -> bytes:
     """Return the GGUF file of the model that the client talked to."""
-    return scripted([Call(call["name"], call["arguments"]) for call in fixture["calls"]], fixture["text"])
+    calls = [Call(call["name"], call["arguments"]) for call in fixture["calls"]]
+    return scripted(calls, fixture["text"], is_strict=is_strict)
 
 
 def body_of(fixture: Any, request: Any) -> Any:

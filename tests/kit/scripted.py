@@ -74,6 +74,11 @@ TOOL_MESSAGES = r"""
 {%- endfor %}
 """
 """The template of the messages, as Qwen2.5 and Hermes have it; it also counts the results of tools."""
+_EACH = "{%- for message in messages %}\n"
+_REFUSAL = r"""{%- if message.role == 'system' and not loop.first %}
+{{- raise_exception('System message must be at the beginning.') }}
+{%- endif %}
+"""
 _TEMPLATE = (
     TOOL_MESSAGES
     + r"""{%- if add_generation_prompt %}
@@ -85,9 +90,10 @@ _TEMPLATE = (
 )
 
 
-def scripted(calls: Sequence[Call], text: str, *, endless: bool = False) -> bytes:
+def scripted(calls: Sequence[Call], text: str, *, endless: bool = False, is_strict: bool = False) -> bytes:
     """Return the GGUF file of a model that makes ``calls``, and then says ``text``, again and again if
-    ``endless``. It answers requests without tools with ``text``.
+    ``endless``. It answers requests without tools with ``text``. If it ``is_strict``, its template refuses a
+    system message that is not the first message, as that of Qwen3.5 does.
     """
     starts = [*(f"<|step {number}|>" for number in range(len(calls) + 1)), "<|without tools|>"]
     answers = [*(call.text for call in calls), text, text]
@@ -95,7 +101,10 @@ def scripted(calls: Sequence[Call], text: str, *, endless: bool = False) -> byte
     first = len(FIXED) + len(_PAIRS) + len(_words())
     vocabulary = [*starts, *(piece for answer in pieces for piece in answer)]
     keys = _keys(vocabulary, len(starts))
-    keys["tokenizer.chat_template"] = _TEMPLATE.replace("LAST", str(len(calls)))
+    template = _TEMPLATE.replace("LAST", str(len(calls)))
+    if is_strict:
+        template = template.replace(_EACH, _EACH + _REFUSAL)
+    keys["tokenizer.chat_template"] = template
     follows: dict[int, int] = {}
     token = first + len(starts)
     for number, answer in enumerate(pieces):

@@ -20,6 +20,9 @@ from tests.real.remains import folders_of
 
 RECORDED = recorded()
 REQUESTS = [(name, number) for name, each in RECORDED.items() for number in range(len(each["requests"]))]
+STRICT = "-strict"
+WITH_LATER = ("claude-code", "codex")
+"""The agents that send a system or developer message after others."""
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,10 @@ def url(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "models": {},
     }
     for name, fixture in RECORDED.items():
-        path = home / f"{name}.gguf"
-        path.write_bytes(model_of(fixture))
-        config["models"][name] = {"path": str(path)}
+        for kind in ("", STRICT) if name in WITH_LATER else ("",):
+            path = home / f"{name}{kind}.gguf"
+            path.write_bytes(model_of(fixture, is_strict=bool(kind)))
+            config["models"][name + kind] = {"path": str(path)}
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
     with started(
         "serve", "--config", str(home / "config.yaml"), env={**os.environ, **folders_of(home)}
@@ -47,9 +51,23 @@ def url(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.one_runtime
 @pytest.mark.parametrize(("client", "number"), REQUESTS)
 def test_recorded_request_gets_the_next_call_of_the_script(url: str, client: str, number: int) -> None:
+    assert "x-llamasup-moved-system" not in replayed(url, client, number)
+
+
+@pytest.mark.one_runtime
+@pytest.mark.parametrize(("client", "number"), [each for each in REQUESTS if each[0] in WITH_LATER])
+def test_template_that_refuses_a_later_system_message_makes_no_difference(
+    url: str, client: str, number: int
+) -> None:
+    headers = replayed(url, client, number, STRICT)
+    assert ("x-llamasup-moved-system" in headers) == (client == "claude-code")  # Codex begins with all
+
+
+def replayed(url: str, client: str, number: int, kind: str = "") -> httpx.Headers:
+    """Send a recorded request again, and check its answer. Returns the headers of the answer."""
     fixture = RECORDED[client]
     request = fixture["requests"][number]
-    body = {**body_of(fixture, request), "model": client}
+    body = {**body_of(fixture, request), "model": client + kind}
     answer = httpx.post(
         url + request["path"], headers=request["headers"], content=json.dumps(body), timeout=PATIENCE_S
     )
@@ -62,6 +80,7 @@ def test_recorded_request_gets_the_next_call_of_the_script(url: str, client: str
         assert calls == [fixture["calls"][done]]
     else:
         assert (calls, text) == ([], fixture["text"])
+    return answer.headers
 
 
 def api_of(request: Any) -> str:

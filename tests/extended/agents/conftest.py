@@ -71,7 +71,8 @@ def served(home: Path, llama_server: str) -> Iterator[Served]:
     for program in PROGRAMS:
         (home / program.name).mkdir()
         config["models"][program.name] = {}
-        files[program.name] = scripted(calls_of(program, home / program.name), program.text)
+        calls = calls_of(program, home / program.name)
+        files[program.name] = scripted(calls, program.text, is_strict=True)
     for name, content in files.items():
         path = home / f"{name}.gguf"
         path.write_bytes(content)
