@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tests.e2e.driver import Llamasup, run_to_end, started
 from tests.extended.agents.install import bin_folder
-from tests.extended.agents.programs import DONE, NOTES, PROGRAMS, TASK, Program
+from tests.extended.agents.programs import DONE, NOTES, OPEN_WEBUI, PROGRAMS, TASK, Program
 from tests.kit.paths import ROOT
 from tests.kit.patience import PATIENCE_S, eventually
 from tests.kit.scripted import Call, scripted
@@ -68,7 +68,7 @@ def served(home: Path, llama_server: str) -> Iterator[Served]:
         "models": {"small": {"ctx_size": SMALL}, "endless": {}},
     }
     files = {"small": scripted([], DONE), "endless": scripted([], DONE, endless=True)}
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, OPEN_WEBUI):
         (home / program.name).mkdir()
         config["models"][program.name] = {}
         calls = calls_of(program, home / program.name)
@@ -114,7 +114,7 @@ def run(served: Served, tmp_path: Path) -> Iterator[Run]:
         env |= {"HOME": str(user), "TMPDIR": str(tmp_path), **_NO_PROXY}
         env["PATH"] = f"{bins}{os.pathsep}{env['PATH']}"
         to = url or served.url
-        env |= _connect(program, model, to, {**os.environ, **env, **folders_of(served.home)})
+        env |= connect(program, model, to, {**os.environ, **env, **folders_of(served.home)})
         env |= {name: value.format(home=user) for name, value in program.environment.items()}
         words = {"folder": folder, "model": model, "task": TASK, "url": to, "here": Path(__file__).parent}
 
@@ -133,7 +133,7 @@ def run(served: Served, tmp_path: Path) -> Iterator[Run]:
             os.kill(pid, signal.SIGKILL)
 
 
-def _connect(program: Program, model: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
+def connect(program: Program, model: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
     """Write the settings of the program. Returns the variables that it needs."""
     words = ("connect", program.client, "--model", model, "--url", url, "--json")
     shown = run_to_end(*words, env=env)

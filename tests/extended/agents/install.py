@@ -1,6 +1,6 @@
 """Install the programs of ``programs.py`` into a folder, once for each state of that table.
 
-``python -m tests.extended.agents.install FOLDER`` needs npm, uv and 2.5 GB. It exits with 77 where npm or a
+``python -m tests.extended.agents.install FOLDER`` needs npm, uv and 4 GB. It exits with 77 where npm or a
 registry is missing.
 """
 
@@ -15,11 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.extended.agents.programs import PROGRAMS, Program
+from tests.extended.agents.programs import OPEN_WEBUI, PROGRAMS, Program
 
 __all__ = ["bin_folder", "install"]
 
 _CANNOT_RUN_HERE = 77
+_PROGRAMS = (*PROGRAMS, OPEN_WEBUI)
+_ALONE = ("aider", "open-webui")  # they pin other versions than the rest needs
 # Their install scripts, which are not run, link these.
 _BINARIES = {
     "claude": "@anthropic-ai/claude-code-linux-x64/claude",
@@ -32,23 +34,25 @@ class _CannotInstall(Exception):
 
 
 def bin_folder(folder: Path, program: Program) -> Path:
-    """Return where the commands of this program are. aider pins other versions than the rest need."""
+    """Return where the commands of this program are."""
     if program.registry == "npm":
         return folder / "npm" / "node_modules" / ".bin"
-    return folder / ("aider" if program.name == "aider" else "python") / "bin"
+    return folder / (program.name if program.name in _ALONE else "python") / "bin"
 
 
 def install(folder: Path) -> None:
     """Install all programs. Raises ``_CannotInstall``, or ValueError for a package with another hash."""
-    table = ";".join(f"{each.package}@{each.version} {each.hash}" for each in PROGRAMS)
+    table = ";".join(f"{each.package}@{each.version} {each.hash}" for each in _PROGRAMS)
     stamp = folder / f"installed-{hashlib.sha256(table.encode()).hexdigest()[:12]}"
     if stamp.exists():
         return
-    print(f"Installing {len(PROGRAMS)} clients (2.5 GB) into {folder} …", file=sys.stderr)
+    print(f"Installing {len(_PROGRAMS)} clients (4 GB) into {folder} …", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     _install_npm(folder / "npm", [each for each in PROGRAMS if each.registry == "npm"])
-    for name in ("aider", "python"):
-        _install_python(folder / name, [p for p in PROGRAMS if bin_folder(folder, p).parent == folder / name])
+    for name in (*_ALONE, "python"):
+        _install_python(
+            folder / name, [p for p in _PROGRAMS if bin_folder(folder, p).parent == folder / name]
+        )
     stamp.touch()
 
 
@@ -72,7 +76,9 @@ def _install_python(venv: Path, programs: Sequence[Program]) -> None:
     requirements = venv / "requirements.txt"
     requirements.write_text("".join(lines))
     python = ("--python", str(venv / "bin" / "python"))
-    _run("uv", "pip", "install", "--quiet", *python, "--requirement", str(requirements))
+    (venv / "overrides.txt").write_text("torch ; sys_platform == 'never'\n")
+    overrides = ("--overrides", str(venv / "overrides.txt"))
+    _run("uv", "pip", "install", "--quiet", *python, *overrides, "--requirement", str(requirements))
 
 
 def _run(*words: str) -> None:

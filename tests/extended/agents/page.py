@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.pages import DOCS, aligned_table, keep_current, marks_of
 from tests.extended.agents.conftest import RESULTS, SMALL
-from tests.extended.agents.programs import PROGRAMS, Program
+from tests.extended.agents.programs import OPEN_WEBUI, PROGRAMS, Program
 
 __all__ = ["PAGE"]
 
@@ -50,8 +50,20 @@ def _outcome(result: dict[str, Any], passed: str) -> str:
     return passed if result["passed"] else f"**failed**: {result.get('reason', 'see the test')[:100]}"
 
 
+def _page_row() -> list[str]:
+    program, result = OPEN_WEBUI, _result(OPEN_WEBUI, "test_page_chats_in_the_browser")
+    return [
+        program.title,
+        program.version,
+        f"`connect {program.client}`",
+        "",
+        _outcome(result, "chats"),
+        *[""] * 3,
+    ]
+
+
 def main() -> int:
-    table = aligned_table([_HEAD, *map(_row, PROGRAMS)])
+    table = aligned_table([_HEAD, *map(_row, PROGRAMS), _page_row()])
     return keep_current(PAGE, marks_of("clients", _COMMAND), table, check=False, command=_COMMAND)
 
 

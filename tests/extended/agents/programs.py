@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tests.kit.scripted import Call
 
-__all__ = ["ANSWER", "DONE", "PROGRAMS", "TASK", "Program"]
+__all__ = ["ANSWER", "DONE", "OPEN_WEBUI", "PROGRAMS", "TASK", "Program"]
 
 TASK = "Read notes.txt, write its answer into answer.txt, and the length of answer.txt into count.txt."
 NOTES = "The question is 6 x 7.\n"
@@ -167,3 +167,18 @@ PROGRAMS = (
     _library("pydantic-ai", "Pydantic AI", "pydantic-ai-slim[openai]", "2.68.0",
         "bb2fe81f198b77da7686f7b78c78c8a8ce966807c77d9ae277950fc20b77b165"),
 )  # fmt: skip
+
+OPEN_WEBUI = Program(
+    *("open-webui", "Open WebUI", "PyPI", "open-webui", "0.12.4"),
+    "02e9caba96234db3fa17a92e56163b3f7f2b8ca8227fa886b85c178d696483f6",
+    "open-webui",
+    ("open-webui", "serve", "--host", "127.0.0.1", "--port"),
+    environment={
+        "DEFAULT_MODELS": "open-webui",  # of those that llamasup serves here
+        "OFFLINE_MODE": "true",
+        "RAG_EMBEDDING_ENGINE": "openai",
+        "WEBUI_SECRET_KEY": "secret",
+    },
+    is_agent=False,
+)
+"""Is used in a browser. It is installed without PyTorch (3 GB), with which it would embed documents."""

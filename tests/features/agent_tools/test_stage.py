@@ -340,3 +340,12 @@ def test_stream_passes_in_its_own_chunks(rig: Rig) -> None:
     child.send(STREAM_HEAD + chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n") + LAST_CHUNK)
     client.head()
     assert client.until(LAST_CHUNK) == chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n") + LAST_CHUNK
+
+
+def test_large_conversation_is_changed(make_rig: MakeRig) -> None:
+    """Under ``run``, a large body is forwarded while it arrives, but for the APIs of agents."""
+    limits = replace(Limits(), stream_above_bytes=1000)
+    rig = make_rig(ProxyConfig(route_by_model=False, limits=limits))
+    sent = post(b"/v1/messages", LATER.replace(b"hi", b"x" * 500_000))
+    _client, child = asked(rig, sent, keeps=False)
+    assert len(json.loads(child.message()[1])["messages"]) == 1
