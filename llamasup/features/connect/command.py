@@ -240,7 +240,7 @@ def _show(client: Client, settings: Settings, path: Path | None) -> None:
     from llamasup.features.connect.merge import rendered
 
     parts = []
-    if path is not None:
+    if path is not None and settings.values:
         parts.append(f"# {client.title}: add this to {path}\n{rendered(settings.values, client.format)}")
     if settings.environment:
         exports = "\n".join(
