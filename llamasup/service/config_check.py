@@ -18,6 +18,7 @@ from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import NOT_SHOWN, Issue, issue_at, place_text, shown
 from llamasup.core.config.reading import Reading
 from llamasup.core.http.address import is_local
+from llamasup.core.llama_server.installed import find_installed
 from llamasup.core.models.registry import Registry
 from llamasup.core.models.rules import Problem
 from llamasup.core.settings.declaration import Place, settings_of
@@ -264,7 +265,7 @@ def _runtime(reading: Reading) -> _Found:
     wanted = reading.config.runtime.path
     if wanted is None or wanted == "embedded":
         return  # llamasup doctor checks these
-    if shutil.which(wanted) is None:
+    if find_installed(wanted) is None and shutil.which(wanted) is None:
         yield ("runtime",), f"'{printable(wanted)}' is not an executable program; give another one, or auto"
 
 

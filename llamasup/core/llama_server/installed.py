@@ -6,15 +6,18 @@ one before. ``features/runtimes`` writes these files.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 import msgspec
 
-from llamasup.core.system.storage.folders import models_folder
+from llamasup.core.system.storage.folders import models_folder, read_bounded
+from llamasup.errors import RuntimeMissing
 
 RECORD = "runtime.json"
 CHOSEN = "chosen.json"
+_MAX_BYTES = 1 << 16
 T = TypeVar("T")
 
 
@@ -52,19 +55,27 @@ def runtimes_folder() -> Path:
 
 
 def installed_runtimes() -> tuple[InstalledRuntime, ...]:
-    """Return the installed builds, the latest first. Folders without a readable record are left out."""
+    """Return the installed builds, the latest first. Folders without a valid record are left out."""
     try:
         folders = list(runtimes_folder().iterdir())
     except OSError:
         return ()
-    found = (_read(folder / RECORD, InstalledRuntime) for folder in folders if folder.name[:1] != ".")
-    known = [each for each in found if each is not None and each.path.parent.is_dir()]
+    named = (folder for folder in folders if folder.name[:1] != ".")
+    found = ((folder.name, _read(folder / RECORD, InstalledRuntime)) for folder in named)
+    known = [each for name, each in found if each is not None and _is_valid(each, name)]
     return tuple(sorted(known, key=lambda each: (each.installed, each.name), reverse=True))
+
+
+def _is_valid(runtime: InstalledRuntime, folder: str) -> bool:
+    """Whether the record is of this folder, and its program is in it."""
+    program = PurePath(runtime.program)
+    is_inside = not program.is_absolute() and ".." not in program.parts
+    return runtime.name == folder and is_inside and runtime.path.is_file()
 
 
 def find_installed(wanted: str) -> InstalledRuntime | None:
     """Return the latest installed build with this name, build or backend; None if there is none."""
-    known = installed_runtimes()
+    known = installed_runtimes() if wanted else ()
     names = (known_by for known_by in ("name", "build", "backend"))
     return next((each for field in names for each in known if getattr(each, field) == wanted), None)
 
@@ -75,12 +86,20 @@ def chosen_runtimes() -> ChosenRuntimes:
 
 def chosen_runtime() -> InstalledRuntime | None:
     """Return the installed build that new starts use; None if none was chosen."""
-    name = chosen_runtimes().now
-    return find_installed(name) if name else None
+    return find_installed(chosen_runtimes().now)
+
+
+def check_chosen() -> None:
+    """Raise RuntimeMissing if the chosen build is gone, or if the choice cannot be read."""
+    if chosen_runtime() is None and os.path.lexists(runtimes_folder() / CHOSEN):
+        raise RuntimeMissing(
+            f"The build {chosen_runtimes().now!r} that `llamasup runtime use` chose is gone.",
+            remedy="Install it again: llamasup runtime install; or choose one: llamasup runtime use NAME.",
+        )
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_bounded(path, _MAX_BYTES)[0], type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

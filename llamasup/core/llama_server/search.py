@@ -24,7 +24,12 @@ from msgspec import Struct
 
 from llamasup.core.llama_server.diagnosis import RAISE_LIMIT
 from llamasup.core.llama_server.help_text import Option
-from llamasup.core.llama_server.installed import InstalledRuntime, chosen_runtime, find_installed
+from llamasup.core.llama_server.installed import (
+    InstalledRuntime,
+    check_chosen,
+    chosen_runtime,
+    find_installed,
+)
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.native import native
 from llamasup.core.system.own_command import own_command, python_executable
@@ -57,6 +62,7 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
             break
         if wanted is not None:
             return _explicit_choice(wanted, origin, environ)
+    check_chosen()
     for found in candidates(environ):
         return found
     if python_executable() is None:

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
+from llamasup.core.system.text import printable
 from llamasup.errors import DownloadFailed, RuntimeMissing
 
 BACKENDS = ("auto", "cpu", "cuda", "metal", "rocm", "sycl", "vulkan")
 
-_NAME = re.compile(r"llama-(b\d+)-bin-(ubuntu|win|macos)-((?:[a-z0-9.]+-)*)(x64|arm64)\.(?:zip|tar\.gz)")
+_NAME = re.compile(r"llama-(b[0-9]+)-bin-(ubuntu|win|macos)-((?:[a-z0-9.]+-)*)(x64|arm64)\.(?:zip|tar\.gz)")
 _LIBRARIES = re.compile(r"cudart-llama-(?:b\d+-)?bin-(.+)\.(?:zip|tar\.gz)")
+_RESERVED = ("auto", "chosen.json", "embedded", "llama-server", "previous")
+_MAX_LETTERS = 100
 _OLDER_NAMES = {"hip": "rocm", "": "cpu"}
 
 
@@ -43,8 +46,8 @@ class _File(Struct, frozen=True):
 
     @property
     def sha256(self) -> str | None:
-        kind, _, value = (self.digest or "").partition(":")
-        return value.lower() if kind == "sha256" else None
+        found = re.fullmatch(r"sha256:([0-9a-f]{64})", (self.digest or "").lower())
+        return found[1] if found else None
 
 
 class _Release(Struct, frozen=True):
@@ -87,8 +90,11 @@ def read_release(body: bytes, machine: Machine) -> tuple[Archive, ...]:
     except msgspec.MsgspecError as error:
         raise DownloadFailed(
             f"The list of releases cannot be read: {error}.",
-            remedy="Check --releases, or download an archive yourself and give it with --from FILE.",
+            remedy="Check --releases and $LLAMASUP_RELEASES, or download an archive yourself and give it with --from FILE.",
         ) from None
+    for file in release.assets:
+        if not file.browser_download_url.startswith(("https://", "http://")) or file.size < 0:
+            raise DownloadFailed(f"The release has no valid address and size for {printable(file.name)!r}.")
     libraries = {found[1]: file for file in release.assets if (found := _LIBRARIES.fullmatch(file.name))}
     return tuple(_archives(release.assets, libraries, machine))
 
@@ -114,8 +120,9 @@ def named(file_name: str) -> Archive:
         build, _, middle, _ = found.groups()
         backend, _, variant = middle.rstrip("-").partition("-")
         return Archive(build, _OLDER_NAMES.get(backend, backend), variant, ())
-    stem = re.sub(r"(-(?:py|cp)\d.*)?\.(zip|whl|tgz|tar\.\w+)$", "", file_name)
-    return Archive(re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".") or "build", "", "", ())
+    stem = re.sub(r"(-(?:py|cp)\d.*)?\.(zip|whl|tgz|tar(\.\w+)?)$", "", file_name)
+    name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-")[:_MAX_LETTERS] or "build"
+    return Archive(f"build-{name}" if name in _RESERVED else name, "", "", ())
 
 
 def choose(archives: Sequence[Archive], machine: Machine, wanted: str = "auto") -> Choice:
@@ -127,7 +134,9 @@ def choose(archives: Sequence[Archive], machine: Machine, wanted: str = "auto") 
             remedy="Build llama.cpp (docs/gpus.md), and give its llama-server with --runtime.",
         )
     reasons: list[str] = []
-    for backend, reason in _preferred(machine) if wanted == "auto" else ((wanted, "It was asked for."),):
+    for backend, reason in (
+        _preferred(machine) if wanted == "auto" else ((wanted, f"--backend {wanted} was given."),)
+    ):
         fitting = [archive for archive in archives if archive.backend == backend]
         best = max(fitting, key=lambda archive: _order(archive, machine.cuda), default=None)
         if best is not None and (backend != "cuda" or _is_supported(best, machine.cuda)):
@@ -166,7 +175,7 @@ def _is_supported(archive: Archive, cuda: tuple[int, int] | None) -> bool:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
+    return tuple(map(int, text.split("."))) if re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})*", text) else ()
 
 
 def _text(version: tuple[int, int] | None) -> str:

@@ -23,13 +23,14 @@ from llamasup.cli.output.view import View
 from llamasup.core.llama_server.inspect import find_runtime
 from llamasup.core.llama_server.installed import (
     InstalledRuntime,
+    check_chosen,
     chosen_runtimes,
     find_installed,
     installed_runtimes,
     runtimes_folder,
 )
 from llamasup.core.system.storage.folders import remove_folder
-from llamasup.errors import BrokenRuntime, Conflict, LlamasupError, UsageInvalid
+from llamasup.errors import BrokenRuntime, Conflict, DownloadFailed, LlamasupError, UsageInvalid
 from llamasup.features.runtimes.assets import BACKENDS, Archive, choose, named, read_release
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def install(
 
     if source is not None and build is not None:
         raise UsageInvalid("BUILD and --from name two builds.", remedy="Leave one of them out.")
-    if build is not None and re.fullmatch(r"b\d+", build) is None:
+    if build is not None and re.fullmatch(r"b[0-9]+", build) is None:
         raise UsageInvalid(f"{build!r} is not a release of llama.cpp.", remedy="Write it like b11434.")
     endpoint = (releases or os.environ.get("LLAMASUP_RELEASES") or work.RELEASES).rstrip("/")
     archive, sources = _chosen(view, build, backend, source, endpoint)
@@ -155,6 +156,7 @@ def prune(view: View) -> None:
     from llamasup.features.runtimes import install as work
 
     with work.one_at_a_time():
+        check_chosen()  # without it, no build would be in use
         chosen = chosen_runtimes()
         for runtime in installed_runtimes():
             if runtime.name in (chosen.now, chosen.before):
@@ -181,6 +183,10 @@ def _chosen(
     machine = this_machine()
     listed = interruptible(work.release_list(build, endpoint))
     choice = choose(read_release(listed, machine), machine, backend)
+    if build not in (None, choice.archive.build):
+        raise DownloadFailed(
+            f"The release of {build} holds {choice.archive.build}.", remedy="Check --releases."
+        )
     for reason in choice.reasons:
         view.say("info", "runtime", reason)
     if any(file.sha256 is None for file in choice.archive.files):
@@ -208,10 +214,6 @@ def _installed(view: View, archive: Archive, sources: list[Source], endpoint: st
         interruptible(_prove(str(program)))
         version = find_runtime(str(program), os.environ).version
         runtime = work.publish(folder, replace(runtime, version=version))
-    except LlamasupError as error:
-        for text in (" with --folder", "; or choose another folder"):
-            error.remedy = error.remedy.replace(text, " ($XDG_DATA_HOME)" if "with" in text else "")
-        raise
     finally:
         remove_folder(folder)
     remove_folder(downloads)
@@ -244,7 +246,7 @@ async def _prove(program: str) -> None:
     except LlamasupError as error:
         raise BrokenRuntime(
             f"The build does not serve the demo model here: {error.message}",
-            remedy=error.remedy or "Try another backend: llamasup runtime install --backend cpu.",
+            remedy="Install another build or backend, such as llamasup runtime install --backend cpu.",
         ) from None
 
 
@@ -253,9 +255,12 @@ def _say_next(view: View, runtime: InstalledRuntime, *, is_used: bool) -> None:
         view.say("info", "runtime", f"Use it: llamasup runtime use {runtime.name}")
         return
     view.say("info", "runtime", f"New starts use {runtime.name}. Return: llamasup runtime use previous")
-    view.say("info", "runtime", f"Move a running llamasup: llamasup upgrade --runtime {runtime.name}")
+    view.say("info", "runtime", f"Move a running serve: llamasup upgrade --runtime {runtime.name}")
 
 
 def _age(installed: str) -> str:
-    days = (datetime.now(UTC) - datetime.fromisoformat(installed)).days
+    try:
+        days = (datetime.now(UTC) - datetime.fromisoformat(installed)).days
+    except (ValueError, TypeError):  # edited by hand
+        return installed
     return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"

@@ -11,6 +11,7 @@ import gzip
 import lzma
 import os
 import re
+import secrets
 import stat
 import tarfile
 import zipfile
@@ -41,7 +42,7 @@ from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import Claimed, atomic_write, claim_file, remove_folder
 from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import memory_text, printable
-from llamasup.errors import BrokenRuntime, Conflict, DownloadFailed, UsageInvalid
+from llamasup.errors import BrokenRuntime, Conflict, DiskFull, DownloadFailed, FolderUnusable, UsageInvalid
 from llamasup.features.downloads.client import DownloadClient
 from llamasup.features.downloads.fetch import (
     DownloadTarget,
@@ -61,7 +62,12 @@ _MAX_LIST_BYTES = 4 << 20  # a release has about 100 KB
 _MAX_FILES = 20_000
 _MAX_BYTES = 16 << 30  # a build for CUDA has 2 GiB
 _PARALLEL = 4
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+# The last ones come from tarfile and zipfile for odd headers.
+_DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(NotImplementedError, RuntimeError, LookupError, ValueError, OverflowError),
+    *(IsADirectoryError, NotADirectoryError, FileExistsError),
+)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -149,10 +155,13 @@ def one_at_a_time() -> Iterator[None]:
                 "Another llamasup changes the installed builds at this moment.", remedy="Try again then."
             ) from None
         try:
-            for left in folder.glob(".?*.?*"):  # of an installation that was killed
-                remove_folder(left)
             yield
+        except (DiskFull, FolderUnusable) as error:
+            error.remedy = "Free disk space, or set $XDG_DATA_HOME to a folder that you may write to."
+            raise
         finally:
+            for left in folder.glob(".?*.?*"):  # unpacked and not published, also by an earlier one
+                remove_folder(left)
             if lock is not None:
                 os.close(lock)
 
@@ -179,6 +188,7 @@ def unpack(archives: list[Path], folder: Path) -> Path:
                 remedy=f"Give an archive of llama.cpp for this system that contains {PROGRAM}.",
             )
         program = min(programs, key=lambda path: len(path.parts))
+        program.chmod(0o755)
         # The libraries of CUDA lie in an archive of their own, and belong next to the program.
         for path in folder.iterdir() if len(archives) > 1 else ():
             if path.is_file() and path.parent != program.parent:
@@ -196,7 +206,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             _unpack_zip(archive, folder)
         else:
             _unpack_tar(archive, folder)
-    except (*_DAMAGED, EOFError, NotImplementedError, RuntimeError) as error:
+    except _DAMAGED as error:
         raise BrokenRuntime(
             f"{archive.name} cannot be unpacked: {printable(str(error))}.",
             remedy="Download it again; if the error remains, the archive is damaged or unsafe.",
@@ -244,7 +254,7 @@ def publish(folder: Path, runtime: InstalledRuntime) -> InstalledRuntime:
         atomic_write(folder / RECORD, msgspec.json.format(msgspec.json.encode(runtime)))
         if target.exists():
             _refuse_if_used(target)
-            remove_folder(target)
+            native.replace(target, target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
         native.replace(folder, target)
     return runtime
 
@@ -294,8 +304,7 @@ def remove(runtime: InstalledRuntime) -> None:
     _refuse_if_used(folder)
     # A rename first: a start never finds half of a build.
     with disk_errors(folder):
-        hidden = folder.with_name(f".{folder.name}.removed")
-        remove_folder(hidden)
+        hidden = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
         native.replace(folder, hidden)
     remove_folder(hidden)
     if runtime.name == chosen.before:
@@ -303,6 +312,7 @@ def remove(runtime: InstalledRuntime) -> None:
 
 
 def _refuse_if_used(folder: Path) -> None:
+    folder = folder.resolve()
     for process in psutil.process_iter(["exe"]):
         if Path(process.info["exe"] or "/").is_relative_to(folder):
             raise Conflict(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from llamasup.errors import DownloadFailed, RuntimeMissing
@@ -36,8 +38,8 @@ def machine(base: Machine, **facts: object) -> Machine:
         (machine(LINUX, rocm=True, vulkan=True), "auto", "b11462-rocm-10.0", ["ROCm is installed"]),
         (machine(LINUX, cuda=CUDA_13, rocm=True), "auto", "b11462-cuda-13.4", ["NVIDIA"]),
         (machine(LINUX, vulkan=True), "auto", "b11462-vulkan", ["a Vulkan driver"]),
-        (LINUX, "cuda", "b11462-cuda-13.4", ["asked for"]),
-        (LINUX, "sycl", "b11462-sycl-fp32", ["asked for"]),
+        (LINUX, "cuda", "b11462-cuda-13.4", ["--backend cuda"]),
+        (LINUX, "sycl", "b11462-sycl-fp32", ["--backend sycl"]),
         (Machine("ubuntu", "arm64"), "auto", "b11462-cpu", ["the CPU computes"]),
         (
             Machine("ubuntu", "arm64", cuda=CUDA_13, vulkan=True),
@@ -94,6 +96,8 @@ def test_archive_of_cuda_comes_with_its_libraries(here: Machine, names: list[str
         (RELEASE, machine(LINUX, cuda=CUDA_11), "cuda", RuntimeMissing, "CUDA 11.8 or older"),
         (OLD, LINUX, "vulkan", RuntimeMissing, "no archive with vulkan"),
         (b"<html>", LINUX, "auto", DownloadFailed, "cannot be read"),
+        (RELEASE.replace(b"https://example.org", b"/etc"), LINUX, "auto", DownloadFailed, "address"),
+        (RELEASE.replace(b'"size": 7', b'"size": -7'), LINUX, "auto", DownloadFailed, "address and size"),
         (b'{"message": "Not Found"}', LINUX, "auto", DownloadFailed, "cannot be read"),
     ],
 )
@@ -113,16 +117,32 @@ def test_refusal_names_the_reason(
         ("my build (2).tar.xz", "my-build--2-"),
         (".zip", "build"),
         ("..", "build"),
+        ("good.tar", "good"),
+        ("previous.zip", "build-previous"),
+        ("-x.tar.gz", "x"),
+        ("chosen.json.tar.gz", "build-chosen.json"),
+        ("a" * 300 + ".zip", "a" * 100),
     ],
 )
 def test_given_file_has_a_name_for_its_folder(file: str, name: str) -> None:
     assert named(file).name == name
 
 
-@pytest.mark.parametrize("digest", [None, "md5:00", "sha256"])
-def test_unknown_digest_is_none(digest: str | None) -> None:
-    body = RELEASE.replace(b'"digest": "sha256:', b'"digest": "md5:') if digest else RELEASE
-    without = release(dict.fromkeys(ARCHIVES, b""), "https://h", digests=False) if digest is None else body
-    files = [file for archive in read_release(without, LINUX) for file in archive.files]
+@pytest.mark.parametrize(
+    ("digest", "known"), [("", False), ("md5:00", False), ("sha256:", False), ("SHA256:" + "AB" * 32, True)]
+)
+def test_digest_is_a_sha256_or_unknown(digest: str, known: bool) -> None:
+    body = re.sub(rb'"digest": "[^"]*"', f'"digest": "{digest}"'.encode(), RELEASE)
+    files = [file for archive in read_release(body, LINUX) for file in archive.files]
     assert files
-    assert {file.sha256 for file in files} == {None}
+    assert {file.sha256 for file in files} == {"ab" * 32 if known else None}
+
+
+def test_release_without_digests_is_read() -> None:
+    body = release(dict.fromkeys(ARCHIVES, b""), "https://h", digests=False)
+    assert all(file.sha256 is None for archive in read_release(body, LINUX) for file in archive.files)
+
+
+def test_version_with_thousands_of_digits_is_no_version() -> None:
+    body = RELEASE.replace(b"cuda-13.4", b"cuda-" + b"9" * 5000)
+    assert choose(read_release(body, LINUX), LINUX, "cuda").archive.variant == "12.8"
