@@ -95,6 +95,11 @@ FEATURES: Final = (
         commands={"chat": "Chat with a model in the terminal or in a pipe."},
     ),
     Feature(
+        "command",
+        config_key="llamasup.features.command.settings:MODELS",
+        config_problems="llamasup.features.command.planner:config_problems",
+    ),
+    Feature(
         "connect",
         commands={
             "connect": "Show the settings of a client for a running llamasup.",

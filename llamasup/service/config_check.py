@@ -123,7 +123,7 @@ def _unknown_names(config: Config, registry: Registry) -> _Found:
                 yield ("groups", group, number), _text(problem)
     for name in config.models:
         spec = registry.specs.get(registry.names.get(name, ""))
-        if spec is not None and not spec.source:
+        if spec is not None and not (spec.source or spec.engine):
             yield ("models", name), _text(problems[name]) if name in problems else spec.problem
 
 

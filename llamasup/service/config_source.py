@@ -123,7 +123,7 @@ class ConfigSource:
             self._runtime = self._find_runtime()
         except RuntimeMissing:
             initial = options.initial_config
-            if initial is None or initial.has_models_here:
+            if initial is None or initial.needs_runtime:
                 raise
             # A front needs none, although $LLAMASUP_RUNTIME may name that of its nodes.
             is_named = options.runtime or path or environ.get("LLAMASUP_RUNTIME")
@@ -151,7 +151,7 @@ class ConfigSource:
         for key in config_keys():
             if key.check is not None:
                 key.check(config.of(key))
-        if self._runtime is None and config.has_models_here:
+        if self._runtime is None and config.needs_runtime:
             self._runtime = self._find_runtime()
             self._devices = devices_now(self._runtime, self.environ)
         return Configured(

@@ -157,7 +157,10 @@ class ConfiguredModels(HostedModels):
         return peers
 
     def _make_upgrades(self) -> Upgrades | None:
-        models, use_runtime = self.catalog.managed_models, self._source.use_runtime
+        def models() -> Iterable[ManagedModel]:
+            return (managed for managed in self.catalog.managed_models() if managed.spec.engine is None)
+
+        use_runtime = self._source.use_runtime
         make = only_attached("upgrades")
         return None if make is None else cast(Upgrades, make(self._pool, models, self._running, use_runtime))
 

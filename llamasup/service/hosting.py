@@ -221,6 +221,7 @@ class Service:
             metrics=self.metrics,
             on_finished=self._on_finished,
             stages=ANSWER_STAGES,
+            owners=models.catalog.owners_of,
         )
         requests = self.live_requests = LiveRequests(
             proxy.clients,

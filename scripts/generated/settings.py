@@ -45,8 +45,9 @@ def keys() -> str:
         if name == "models":
             about = "Of one model, besides the keys of [`defaults`](#defaults):"
             shared = settings_of(ModelSettings)
-            own = {key: of for key, of in settings_of(ModelEntry).items() if key not in shared}
-            parts.append(_list("`models`", about, ModelEntry, own))
+            entry = entry_type()
+            own = {key: of for key, of in settings_of(entry).items() if key not in shared}
+            parts.append(_list("`models`", about, entry, own))
         elif name == "virtual_models":
             parts.append(_list("`virtual_models`", f"Of one name. {VirtualEntry.__doc__}", VirtualEntry))
         elif name == "peers":
@@ -64,6 +65,14 @@ def keys() -> str:
                 about = f"Of one model: {repeated} as above, and these keys:"
                 parts.append(_list("`fleet.models`", about, FleetModel, own))
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", "\n\n".join(parts))
+
+
+def entry_type() -> type[Struct]:
+    """The type of an entry of ``models``, which a feature may extend."""
+    kind = keys_of(config_keys())["models"][1].kind
+    assert isinstance(kind, Named)
+    assert isinstance(kind.of, Section)
+    return kind.of.keys
 
 
 def _list(

@@ -257,6 +257,12 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         return bool(self.models or self.models_dir or self.caches)
 
     @property
+    def needs_runtime(self) -> bool:
+        """Whether a llama-server serves any of them."""
+        entries = self.models.values()
+        return bool(self.models_dir or self.caches or any(entry.engine is None for entry in entries))
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of ``listen``, in the notation of ``--host``: names, addresses and paths of sockets."""
         return tuple(
@@ -276,7 +282,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     def rules(self) -> tuple[ModelRule, ...]:
         """Settings of models by name and by pattern, in the order of the file."""
         return tuple(
-            ModelRule(name, entry.source, entry.aliases, entry.options, entry.where)
+            ModelRule(name, entry.source, entry.aliases, entry.options, entry.where, entry.engine)
             for name, entry in self.models.items()
         )
 

@@ -16,7 +16,7 @@ from llamasup.core.settings.model import ModelEntry, ModelSettings, worker_ident
 from llamasup.core.settings.names import is_pattern
 from llamasup.core.system.text import is_path
 
-_SOURCES = ("path", "repo", "url")
+_SOURCES = ("path", "repo", "url", "command")
 
 
 def inconsistencies(

@@ -195,7 +195,8 @@ def read_text(
     keys = keys_of(features)
     reader = _Reader(file, folder, environ, issues)
     config = reader.config(root, keys)
-    values = {**{key.name: key.default for key in features}, **config.features}
+    own = Config.__struct_fields__
+    values = {**{key.name: key.default for key in features if key.name not in own}, **config.features}
     config = replace(config, features=values, lines=reader.lines)
     reading = Reading(config, reader.written, reader.hidden, Outside(reader.outside, _references(root)))
     if all(issue.key for issue in issues):

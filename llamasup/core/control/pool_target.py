@@ -158,6 +158,8 @@ class PoolTarget:
         spec = spec_of_file(model) if managed is None else managed.spec
         sized = None if managed is None or managed.is_outdated else managed.sized
         launch = None if sized is None else sized.launch
+        if spec.engine is not None:
+            raise spec.engine.unplanned(spec.id)
         if spec.stay.by_command and launch is None:
             raise Conflict(
                 f"{spec.id!r} is a command line of its own, which llamasup does not plan.",

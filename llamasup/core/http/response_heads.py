@@ -51,7 +51,8 @@ _OF_PAGES: Final = frozenset(
 # A browser takes the last type of a list.
 _is_data = re.compile(
     rb"(?:application/(?:[a-z0-9.-]+\+)?json|application/(?:x-ndjson|jsonl|octet-stream)"
-    rb"|text/(?:event-stream|plain)|audio/[a-z0-9.+-]+)[ \t]*(?:;[^,]*)?",
+    rb"|text/(?:event-stream|plain)|(?:audio|video)/[a-z0-9.+-]+|image/(?:png|jpeg|webp|gif))"
+    rb"[ \t]*(?:;[^,]*)?",
     re.IGNORECASE,
 ).fullmatch
 _UNKNOWN_DATA: Final = b"application/octet-stream"

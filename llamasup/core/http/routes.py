@@ -7,6 +7,7 @@ path are refused (``misspelled``).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -94,6 +95,8 @@ _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.split()}
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
+ENGINE: Final = Route("command", infers=True, waits=True)
+"""The route of a path that only a model with a command has."""
 CONTROL = Route("/llamasup")
 # Those of the API for batches, if there is one.
 FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_batches=True)
@@ -146,6 +149,18 @@ def plain_path(path: bytes, prefix: bytes = b"", *, batches: bool = False) -> by
         if rest in _ROUTES or (route := route_of(rest, batches=batches)).lists or route.of_batches:
             return plain
     return path
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether no server reads this raw path as one outside of ``folder``, which ends in a slash."""
+    return path.startswith(folder) and (canonical_path(path.encode("latin-1")) + b"/").startswith(
+        canonical_path(folder.encode("latin-1")).rstrip(b"/") + b"/"
+    )
+
+
+def works_of(answers: Callable[[str], bool]) -> tuple[Work, ...]:
+    """Return the work of llama-server's routes that another server ``answers``, too."""
+    return tuple({route.work: None for route in _ROUTES.values() if route.work and answers(route.label)})
 
 
 _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)

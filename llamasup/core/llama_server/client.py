@@ -48,6 +48,9 @@ class Prober:
     which is the interval of the liveness checks, so a reused one could fail and the server seem dead.
     """
 
+    may_block = False
+    """Whether the program may answer nothing while it works on a request."""
+
     def __init__(self, address: Address, api_key: str | None = None, *, prefix: str = "") -> None:
         socket_path = address.path if isinstance(address, UnixAddress) else None
         self._pool = httpcore.AsyncConnectionPool(

@@ -10,10 +10,11 @@ from msgspec import Struct
 from llamasup.core.auth.api_key import ApiKey
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.http.heads import HttpError
-from llamasup.core.http.routes import Work
+from llamasup.core.http.routes import Work, works_of
 from llamasup.core.models.names import pattern
 from llamasup.core.models.spec import ModelSpec
 from llamasup.core.planning.memory.kv_cache import has_kv_cache
+from llamasup.core.settings.model import Engine
 
 _MAX_LISTED = 10  # names in a message
 _MAX_LETTERS = 80  # of an unknown name in a message
@@ -27,12 +28,14 @@ class ResolvedModel(Struct, frozen=True):
     """The model that a request names, with its id and aliases (``names``) and the work that it can do.
 
     ``works`` is not a set, because the hash of an enum member costs a Python call per request. ``is_virtual``
-    is true if the config makes the model a name for another one.
+    is true if the config makes the model a name for another one. ``engine``: the program that serves it, if
+    it is not llama-server.
     """
 
     names: tuple[str, ...]
     works: tuple[Work, ...] = _ALL
     is_virtual: bool = False
+    engine: Engine | None = None
 
     @property
     def id(self) -> str:
@@ -50,6 +53,8 @@ class ListedModel(Struct, frozen=True):
 
 
 def resolved(spec: ModelSpec) -> ResolvedModel:
+    if (engine := spec.engine) is not None:
+        return ResolvedModel(spec.names, works_of(engine.answers), engine=engine)
     return ResolvedModel(spec.names, _works_of(spec.listed, spec.settings.extra))
 
 
@@ -71,7 +76,7 @@ def output_modalities(facts: ModelFacts | None, works: Sequence[Work]) -> tuple[
     """The results of a model, as llama.cpp lists them: decisions alone, even if the model can chat."""
     if facts is not None and facts.decision:
         return ("decisions",)
-    return ("text",) if Work.TEXT in works else ("embeddings",)
+    return ("text",) if Work.TEXT in works else ("embeddings",) if works else ()
 
 
 def may_use(key: ApiKey | None, model: ResolvedModel) -> bool:
@@ -145,6 +150,18 @@ def unfit_model(model: ResolvedModel, work: Work) -> HttpError:
         f"The model {model.id!r} {_CANNOT[work]}",
         cause="model_purpose",
         remedy=f"it is for {does}; GET /v1/models shows the class of each model",
+    )
+
+
+def unserved_path(model: ResolvedModel, path: str) -> HttpError:
+    """Make the 404 for a path that the program of the model does not serve, by its entry in the config."""
+    routes = model.engine.routes if model.engine is not None else ()
+    return HttpError(
+        404,
+        f"The model {model.id!r} does not serve {path[:_MAX_LETTERS]!r}",
+        "not_found_error",
+        "unserved_path",
+        f"it serves {_listed(routes, 'and')}; `routes` in the config names its paths",
     )
 
 

@@ -18,7 +18,7 @@ from llamasup.core.models.found import FoundModel
 from llamasup.core.models.names import NameIndex, pattern
 from llamasup.core.models.rules import ModelRule, Problem
 from llamasup.core.planning.projectors import has_projector_name
-from llamasup.core.settings.model import OF_NAME, ModelSettings
+from llamasup.core.settings.model import OF_NAME, Engine, ModelSettings
 from llamasup.core.system.text import one_of_these
 from llamasup.errors import LlamasupError
 
@@ -38,6 +38,7 @@ class NameBinding(Struct, frozen=True):
     problem: str = ""
     remedy: str = ""
     by_config: bool = True
+    engine: Engine | None = None
 
 
 class FoundIndex:
@@ -134,7 +135,11 @@ class NameBinder(Struct):
         """Bind the models of the config. A rule takes precedence over patterns."""
         self._names = {name for rule in rules for name in rule.names}
         for rule in rules:
-            if rule.source is None:
+            if rule.engine is not None:
+                options = rule.options.over(_of_patterns(rule.names, patterns))
+                key = ("engine", rule.name)
+                self.made.append(NameBinding(rule.names, "", key, None, options, engine=rule.engine))
+            elif rule.source is None:
                 self.made.append(self._bind_found(rule, patterns))
             else:
                 self.made.append(self._bind_source(rule, rule.source, patterns))

@@ -195,6 +195,7 @@ def _spec(
         problem=first.problem,
         remedy=first.remedy,
         shares=tuple(named) if len(named := [each.names[0] for each in shared if each.by_config]) > 1 else (),
+        engine=first.engine,
         unlisted=bool(first.problem) and not any(binding.by_config for binding in shared),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
-from llamasup.core.settings.model import ModelSettings
+from llamasup.core.settings.model import Engine, ModelSettings
 from llamasup.core.settings.names import is_pattern, why_not_a_name, why_not_an_alias
 from llamasup.errors import ConfigInvalid
 
@@ -15,7 +15,8 @@ class ModelRule(Struct, frozen=True):
     """One model of the config.
 
     ``source``: an absolute path, ``org/repo[:quant]`` or a URL; None: a found file, and ``name`` is its id
-    or, with ``*`` or ``?``, a pattern. ``where``: the location in the config.
+    or, with ``*`` or ``?``, a pattern. ``where``: the location in the config. ``engine``: the program that
+    serves it; None: llama-server.
     """
 
     name: str
@@ -23,6 +24,7 @@ class ModelRule(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     options: ModelSettings = field(default_factory=ModelSettings)
     where: str = ""
+    engine: Engine | None = None
 
     @property
     def is_pattern(self) -> bool:
@@ -71,8 +73,9 @@ def wrong_rules(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
 def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
     for rule in rules:
         if rule.is_pattern:
-            if rule.source is not None:
-                yield rule, f"{rule.name!r} is a rule for many models, so it cannot have path, repo or url"
+            if rule.source is not None or rule.engine is not None:
+                what = "path, repo or url" if rule.engine is None else "command"
+                yield rule, f"{rule.name!r} is a rule for many models, so it cannot have {what}"
             if rule.aliases:
                 yield rule, f"{rule.name!r} is a pattern: an alias would name many models"
         elif why := why_not_a_name(rule.name):

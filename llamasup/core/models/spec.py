@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.models.redaction import redact_paths
 from llamasup.core.planning.projectors import Pairing
-from llamasup.core.settings.model import ModelSettings, Settings
+from llamasup.core.settings.model import Engine, ModelSettings, Settings
 
 
 class Stay(Struct, frozen=True):
@@ -50,6 +50,8 @@ class ModelSpec(Struct, frozen=True):
     missing or broken (see ``problem``). ``unlisted``: no list of models for clients has it, because it is a
     broken file that the config does not name. ``shares``: the names of the config, if there are several.
 
+    ``engine``: the program that serves it in place of a llama-server; then it has no file, and no build.
+
     ``runtime``: the build that starts it, which the pool sets (empty: the one that is found). ``unproven``:
     its processes get no requests before the build has proven itself with them (pool/upgrade/).
     """
@@ -68,6 +70,7 @@ class ModelSpec(Struct, frozen=True):
     remedy: str = ""
     unlisted: bool = False
     shares: tuple[str, ...] = ()
+    engine: Engine | None = None
     runtime: str = ""
     unproven: bool = False
 
@@ -87,7 +90,7 @@ class ModelSpec(Struct, frozen=True):
         options = self.options
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
         settings = structs.replace(self.settings, alias=None)
-        return (self.source, settings, self.replicas, self.identity, *own)
+        return (self.source, settings, self.replicas, self.identity, self.engine, *own)
 
     def keeps_processes_of(self, before: ModelSpec) -> bool:
         """Whether it starts as ``before`` did. A file that can be read again starts anew."""

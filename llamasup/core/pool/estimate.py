@@ -26,6 +26,7 @@ from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.planning.planner import Planner
 from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
 from llamasup.core.supervision.runner import prober_of
+from llamasup.core.supervision.states import LLAMA_SERVER
 from llamasup.errors import LlamasupError, ModelInvalid
 
 if TYPE_CHECKING:
@@ -52,13 +53,15 @@ class PlannerFactory(Protocol):
 class Starter(Struct, frozen=True):
     """The options of the runners of a model.
 
-    ``cwd``: of the processes (default: the run folder). ``awaits_memory``: see ``InstanceRunner``.
+    ``cwd``: of the processes (default: the run folder). ``awaits_memory``, ``program``: see
+    ``InstanceRunner``.
     """
 
     planner: PlannerFactory
     cwd: Path | None = None
     prober: Callable[[ChildPlan], Prober] = prober_of
     awaits_memory: bool = False
+    program: str = LLAMA_SERVER
 
 
 class SizedModel(Struct, frozen=True):
@@ -204,6 +207,10 @@ class ModelSizer:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # raises a more precise error
             raise ModelInvalid(spec.problem, remedy=spec.remedy)
+        if spec.engine is not None:
+            budget, environ = self._options().budget, self._options().environ
+            found: SizedModel = await asyncio.to_thread(spec.engine.size, spec, budget, environ)
+            return found
         local = spec
         if spec.is_remote and self._fetch is not None:
             local = replace(spec, source=str(await self._fetch(spec.source, listener)))

@@ -30,7 +30,7 @@ from llamasup.core.pool.model_states import (
 )
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
 from llamasup.core.pool.why.recording import LoadedBy
-from llamasup.core.settings.model import repairs_of
+from llamasup.core.settings.model import NO_REPAIRS, repairs_of
 from llamasup.core.supervision.backoff import HALF_OPEN_S
 from llamasup.core.supervision.not_serving import lacks_memory
 from llamasup.core.supervision.runner import InstanceRunner
@@ -57,6 +57,8 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
     own = {name: getattr(options, name) for name in _OWN_LIMITS} | {"warm_up": started.options.warm_up}
     if options.repair is not None:
         own["repairs"] = repairs_of(options.repair)
+    if spec.engine is not None:  # the rest needs what only llama-server has
+        own |= {"warm_up": spec.engine.warms_up, "continue_streams": False, "repairs": NO_REPAIRS}
     changed = {name: value for name, value in own.items() if value is not None}
     if spec.stay.by_command:
         return replace(base, **changed)

@@ -19,7 +19,7 @@ from llamasup.core.pool.eviction_policy import Grounds, Phase
 from llamasup.core.pool.shown_state import LISTED_STATUS, ListedStatus, ShownState
 from llamasup.core.supervision.load_progress import LoadProgress
 from llamasup.core.supervision.plan_protocol import ChildPlan
-from llamasup.core.supervision.states import Record, State
+from llamasup.core.supervision.states import LLAMA_SERVER, Record, State
 from llamasup.core.system.process.child import Exit
 
 
@@ -89,6 +89,11 @@ class ModelInfo(Struct, frozen=True):
     @property
     def id(self) -> str:
         return self.spec.id
+
+    @property
+    def program(self) -> str:
+        """The name of the program that serves it."""
+        return LLAMA_SERVER if self.spec.engine is None else self.spec.engine.program
 
     @property
     def plan(self) -> ChildPlan | None:

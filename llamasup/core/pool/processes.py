@@ -77,6 +77,7 @@ class Runners:
                 cwd=starter.cwd,
                 prober=starter.prober,
                 awaits_memory=starter.awaits_memory,
+                program=starter.program,
             )
             served.attach(runner) if withheld else served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
@@ -89,7 +90,8 @@ class Runners:
         """Running processes keep their old name; the next ones start with the new name."""
         for runner in runners:
             runner.rename(model)
-            self._planners[runner].rename(model)
+            if runner in self._planners:
+                self._planners[runner].rename(model)
 
     def drop(self, served: ReplicaSet, runners: Sequence[InstanceRunner]) -> None:
         """Forget stopped runners. May be repeated."""

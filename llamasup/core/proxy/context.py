@@ -60,7 +60,8 @@ class ProxyContext:
 
     ``control``: the endpoint for /metrics and /llamasup/*; None: these are 404. ``on_finished`` is called for
     every finished request, on the hot path: it must return at once. ``clients``: the open connections.
-    ``outbox`` takes what is written to clients and to llama-servers.
+    ``owners`` returns the ids of the models of other programs that serve a path. ``outbox`` takes what is
+    written to clients and to llama-servers.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class ProxyContext:
         metrics: Metrics | None = None,
         on_finished: Callable[[RequestRecord], None] | None = None,
         stages: AnswerStages = NO_STAGES,
+        owners: Callable[[str], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self.backend = backend
+        self.owners = owners
         self.config = config
         self.limits = config.limits
         self.stages = stages

@@ -30,8 +30,15 @@ from llamasup.core.http.requested_model import (
     plain_json,
     renamed_query,
 )
-from llamasup.core.http.routes import CONTROL, CONVERSATIONS, RESPONSES
-from llamasup.core.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
+from llamasup.core.http.routes import CONTROL, CONVERSATIONS, ENGINE, RESPONSES
+from llamasup.core.models.access import (
+    ResolvedModel,
+    forbidden_model,
+    may_use,
+    unfit_model,
+    unnamed_model,
+    unserved_path,
+)
 from llamasup.core.proxy.access_policy import AccessPolicy
 from llamasup.core.proxy.backend import Backend, ServedModel, VirtualRoute, is_virtual
 from llamasup.core.proxy.context import ProxyContext
@@ -135,24 +142,33 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         return unnamed_model(())  # ``answer_unserved`` answers instead
     limited = key is not None and bool(key.models)
     # Only work for a model downloads it, and only for a key that may use all models.
+    name = request.requested_model
+    if name is None and len(owners := proxy.owners(request.head.path_text)) == 1:
+        name = owners[0]
     route = proxy.backend.resolve(
-        request.requested_model,
+        name,
         create=infers and not limited and request.head.route.is_known,
         local=request.head.from_node,
     )
     if type(route) is HttpError:  # without a call, as this is on the path of every request
         refusal = access_denied(request, None) if limited else _unreadable(request)
         return refusal or route
-    if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
+    if (
+        limited
+        or route.model.engine is not None
+        or (proxy.config.route_by_model and request.head.route.work not in route.model.works)
+    ):
         if is_virtual(route):
             route = route.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
             return refusal
     request.model_route = route
+    if route.model.engine is not None:
+        request.head = _of_engine(request.head)
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return refusal
-    if (label := request.head.route.label) in CONVERSATIONS and (  # without a call for most requests
+    if route.model.engine is None and (label := request.head.route.label) in CONVERSATIONS and (  # without a call for most requests
         b'"system"' in (body := request.body)
         or b'"developer"' in body
         or (label in RESPONSES and (b'"tools"' in body or b"custom_tool" in body or b'"namespace"' in body))
@@ -169,6 +185,13 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
 def _is_router(proxy: ProxyContext) -> bool:
     """Whether /props without a model is about llamasup, and not about the default model."""
     return proxy.config.router is not None and proxy.config.router.props
+
+
+def _of_engine(head: Head) -> Head:
+    """The head of a request to another program. All of its requests wait for a load."""
+    if head.may_wait and head.route.is_known:
+        return head
+    return replace(head, route=head.route if head.route.is_known else ENGINE, may_wait=True)
 
 
 def _change_for_agents(request: Request, proxy: ProxyContext) -> None:
@@ -231,7 +254,11 @@ def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError
         if resolved is None and request.requested_model is None:
             return unnamed_model(key.models)
         return forbidden_model(key, request.requested_model)
-    work = request.head.route.work
+    route = request.head.route
+    if resolved is not None and (engine := resolved.engine) is not None:
+        served = route.lists or engine.answers(request.head.path_text)
+        return None if served else unserved_path(resolved, request.head.path_text)
+    work = route.work
     if resolved is not None and work is not None and work not in resolved.works and request.needs_permit:
         return unfit_model(resolved, work)
     return None
@@ -284,7 +311,8 @@ def unknown_path(request: Request, why: HttpError) -> HttpError:
     A model that is loaded, or is about to be, gets such a request, because a newer build may have the path.
     ``why``: the reason if the path were known.
     """
-    if request.head.route.is_known or not (request.model_route is None or why.absent):
+    is_served = request.head.route.is_known or why.cause == "unserved_path"
+    if is_served or not (request.model_route is None or why.absent):
         return why
     path = request.head.path_text[:200]
     if "/v1/v1/" in path:

@@ -64,7 +64,8 @@ class Endpoint:
     each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
     ``crashed``: the generation has ended, and a request may be the reason. ``trial``: the lease during which
     no other request gets a permit. ``on_explained`` is called if one request has caused the end. ``share``:
-    the tokens for each slot of a context that all slots share; 0: each has its own.
+    the tokens for each slot of a context that all slots share; 0: each has its own. ``program``: its name in
+    messages.
     """
 
     __slots__ = (
@@ -94,6 +95,7 @@ class Endpoint:
         "on_idle",
         "on_permit_free",
         "produced",
+        "program",
         "repeats_begun_message",
         "reserved",
         "share",
@@ -117,6 +119,7 @@ class Endpoint:
         node: NodeLink | None = None,
         mark: bytes = b"",
         share: int = 0,
+        program: str = "llama-server",
     ) -> None:
         self.model = model
         self.generation = generation
@@ -125,6 +128,7 @@ class Endpoint:
         self.node = node
         self.mark = mark
         self.share = share
+        self.program = program
         self.max_concurrent = max_concurrent
         self.busy = 0
         self.held_s = held_s
@@ -163,7 +167,7 @@ class Endpoint:
     @property
     def server(self) -> str:
         """The name of the kind of server, for messages."""
-        return "llama-server" if self.node is None else f"the node {self.node.name!r}"
+        return self.program if self.node is None else f"the node {self.node.name!r}"
 
     @property
     def slots(self) -> int:

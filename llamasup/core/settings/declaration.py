@@ -70,7 +70,8 @@ Place = tuple[str | int, ...]
 
 
 class ConfigKey(msgspec.Struct, Generic[T], frozen=True):
-    """A key of a config that belongs to a feature. ``Config.of`` returns its value.
+    """A key of a config that belongs to a feature. ``Config.of`` returns its value. One with the name of a
+    key of the core takes its place.
 
     ``after``: the key of the core that it follows in the documentation. ``issues``: ``(Config, whether all
     models are known) → errors between keys``. ``check`` raises ConfigInvalid for a value that a program made.

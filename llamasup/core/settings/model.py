@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal, Self, get_args
+from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from msgspec import Struct, structs
 
@@ -28,6 +28,7 @@ from llamasup.core.settings.kinds import (
     Time,
     Url,
 )
+from llamasup.errors import Conflict
 
 SLOTS_BYTES: Final = 10 << 30
 """The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
@@ -264,6 +265,39 @@ OF_NAME: Final = tuple(field for field, setting in settings_of(ModelSettings).va
 """The settings of a name. The others decide how the model's processes start."""
 
 
+class Engine(Struct, frozen=True, kw_only=True):
+    """A program other than llama-server that serves a model. It is equal to one with the same settings.
+
+    ``program``: its name in messages. ``routes``: the paths that it serves; one that ends in ``/*`` stands
+    for all paths below it. ``warms_up``: a request proves each of its starts.
+    """
+
+    program: str
+    routes: tuple[str, ...]
+    warms_up: bool = False
+    kind: ClassVar[str] = "command"
+
+    def answers(self, path: str) -> bool:
+        """Whether it serves this raw path. No spelling of a path leads out of the folder of a route."""
+        from llamasup.core.http.routes import is_below
+
+        return path in self.routes or any(
+            route.endswith("/*") and is_below(path, route[:-1]) for route in self.routes
+        )
+
+    def size(self, spec: Any, budget: Mapping[str, int], environ: Mapping[str, str]) -> Any:
+        """Return the ``SizedModel`` of ``spec``. Blocks. Raises a LlamasupError if it can never be loaded."""
+        raise NotImplementedError
+
+    def unplanned(self, model: str) -> Conflict:
+        """The answer to a request for a plan."""
+        return Conflict(
+            f"{model!r} is served by {self.program}, a command of the config: it has no plan and no slots, "
+            "because llamasup plans only llama-server.",
+            remedy="Change its `command` in the config.",
+        )
+
+
 class ModelEntry(ModelSettings, frozen=True, kw_only=True):
     """A model by its name. Without path, repo and url, llamasup finds it in models_dir or caches."""
 
@@ -278,6 +312,11 @@ class ModelEntry(ModelSettings, frozen=True, kw_only=True):
     def source(self) -> str | None:
         """An absolute path, ``demo``, ``org/repo[:quant]`` or a URL; None: found in models_dir or a cache."""
         return self.path or self.repo or self.url
+
+    @property
+    def engine(self) -> Engine | None:
+        """The program that serves the model; None: a llama-server. A feature's entry has one."""
+        return None
 
     @property
     def options(self) -> ModelSettings:

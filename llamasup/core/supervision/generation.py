@@ -10,7 +10,7 @@ log shows. ``load_progress.py`` makes an estimate of the samples.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -40,7 +40,7 @@ from llamasup.core.queueing.endpoint import Endpoint, generation_ended
 from llamasup.core.supervision import states
 from llamasup.core.supervision.events import Bus, ServerWarned
 from llamasup.core.supervision.load_progress import LoadEstimate, LoadProgress, Sample, Stage
-from llamasup.core.supervision.plan_protocol import ChildPlan, PlanMaker
+from llamasup.core.supervision.plan_protocol import ChildPlan, EnginePlan, PlanMaker
 from llamasup.core.supervision.states import Event, Policy
 from llamasup.core.system.hardware.probe import LoadUsage, load_usage, oom_kills
 from llamasup.core.system.process.child import Exit
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 PUMP_TIMEOUT_S: Final = 1.0
 _REAP_TIMEOUT_S: Final = 5.0
 _MAX_SIZE_LINES: Final = 400
+_LAST_LINES: Final = 4
+_SEE_LOG: Final = "See its log (llamasup logs)."
 
 
 class GenerationContext(Struct, frozen=True):
@@ -61,7 +63,8 @@ class GenerationContext(Struct, frozen=True):
 
     ``post`` takes the events. ``policy``, ``phase`` and ``start_failure`` are functions because they change
     during a generation. ``start_failure``: why llamasup kills the child before it was ready, if it does.
-    ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
+    ``program``: its name in messages. ``endpoint`` creates the endpoint of a generation. ``on_measured`` is
+    called after a load was recorded.
     """
 
     model: str
@@ -76,6 +79,7 @@ class GenerationContext(Struct, frozen=True):
     endpoint: Callable[[int, ChildPlan], Endpoint]
     post: Callable[[Event], None]
     policy: Callable[[], Policy]
+    program: str
     phase: Callable[[], Phase]
     start_failure: Callable[[], Diagnosis | None]
 
@@ -124,6 +128,7 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+        self._stopping: asyncio.Task[None] | None = None  # runs the plan's own command to stop
         self._used: tuple[tuple[str, ...], str] = ((), "")  # the RPC workers, and the model as it was named
 
     def __repr__(self) -> str:
@@ -134,7 +139,8 @@ class Generation:
         """Start to read the log and to wait for the exit."""
         self._used = self.plan.workers, f"the model {self.context.model}"
         USED.add(*self._used)
-        self.pump.watch(RELEVANT, self._read_line)
+        if not isinstance(self.plan, EnginePlan):
+            self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
         for message, remedy in self.plan.warnings:
@@ -201,7 +207,8 @@ class Generation:
 
     def watch_drafts(self) -> None:
         """Read no more of the log than the counts of drafts: from now on, clients can write into it."""
-        self.pump.watch(DRAFTED, self._count_drafts)
+        if not isinstance(self.plan, EnginePlan):
+            self.pump.watch(DRAFTED, self._count_drafts)
 
     def _count_drafts(self, line: str) -> None:
         drafted = read_drafted(line)
@@ -219,7 +226,30 @@ class Generation:
         """Add what the next start changes, if a smaller plan may help (S5)."""
         return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
 
+    def named(self, diagnosis: Diagnosis, lines: Sequence[str] = ()) -> Diagnosis:
+        """Let a diagnosis of llama-server speak of the program that runs; ``lines``: the end of its log."""
+        program = self.context.program
+        if program == states.LLAMA_SERVER:
+            return diagnosis
+        message = diagnosis.message.replace("llama-server", program).replace("/health", "its health check")
+        return replace(diagnosis, message=message, remedy=_SEE_LOG, lines=tuple(lines[-_LAST_LINES:]))
+
     # --- its end
+
+    def terminate(self) -> None:
+        """Ask the child to stop, with the plan's own command if it has one, else with SIGTERM."""
+        if not isinstance(self.plan, EnginePlan) or self.plan.stop is None:
+            self.child.terminate()
+        elif self._stopping is None:
+            name = f"{self.context.model}/{self.number}/stop"
+            self._stopping = self._group.create_task(self._stop_by_command(self.plan.stop), name=name)
+
+    async def _stop_by_command(self, stop: Callable[[], str]) -> None:
+        if problem := await asyncio.to_thread(stop):
+            self.warn(
+                f"Its stop command failed: {problem}.", "It gets SIGTERM. Correct `stop` in the config."
+            )
+            self.child.terminate()
 
     async def _reap(self) -> None:
         exit_ = await self.child.wait()
@@ -233,14 +263,16 @@ class Generation:
         await self.clean_up()
         if self.drafted.proposed:
             await asyncio.to_thread(self.context.planner.drafted, self.plan, self.drafted)
+        tail = self.pump.tail()
         diagnosis = start_failure or diagnose(
             exit_,
-            self.pump.tail(),
+            tail if self.context.program == states.LLAMA_SERVER else (),
             phase=phase,
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
             build=self.plan.build,
         )
+        diagnosis = self.named(diagnosis, tail if phase == "starting" else ())
         if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
             # They answer again once their llama-server has ended.
             seen = self.kill_reason or diagnosis
@@ -253,6 +285,9 @@ class Generation:
         """Close the child's pipe, remove its socket, and kill the processes that it left behind."""
         USED.remove(*self._used)
         self._used = (), ""
+        if isinstance(self.plan, EnginePlan) and self.plan.stop is not None:
+            # The child may only be the client of what serves, such as `docker run`.
+            await (asyncio.to_thread(self.plan.stop) if self._stopping is None else self._stopping)
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)

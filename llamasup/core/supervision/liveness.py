@@ -67,7 +67,9 @@ class Traffic(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """The results of the checks at ``at_s``. None: not checked, or no answer."""
+    """The results of the checks at ``at_s``. None: not checked, or no answer. ``may_block``: the program may
+    answer nothing while it works, so its requests decide.
+    """
 
     at_s: float
     traffic: Traffic
@@ -75,6 +77,7 @@ class Observation(Struct, frozen=True):
     progress: ServerProgress | None = None
     cpu_usage: CpuUsage | None = None
     probe: TokenProbe | None = None
+    may_block: bool = False
 
 
 class LivenessState(Struct, frozen=True):
@@ -191,8 +194,11 @@ def _made_progress(state: LivenessState, observed: Observation, policy: Liveness
 def _count_misses(state: LivenessState, observed: Observation, *, busy: bool) -> int:
     if observed.health is not Health.SILENT:
         return 0
+    if observed.may_block and observed.traffic.in_flight:
+        return 0
     # Builds of 2024 answer no /health in the middle of a batch.
-    return state.missed_checks if busy and observed.traffic.in_flight else state.missed_checks + 1
+    works = busy and (observed.may_block or observed.traffic.in_flight)
+    return state.missed_checks if works else state.missed_checks + 1
 
 
 def _is_busy(state: LivenessState, observed: Observation, policy: LivenessPolicy) -> bool:

@@ -68,7 +68,7 @@ def unavailable(
             in_time = start_in_s <= wait_timeout_s
             return HttpError(
                 503,
-                (last and redact_paths(last.message, ())) or "llama-server ended",
+                (last and redact_paths(last.message, ())) or f"{instance.program} ended",
                 cause=last.cause if last else "",
                 remedy=redact_paths(last.remedy, ()) if last else "",
                 retry_after_s=retry_after_s(start_in_s + (load_s or 0.0)),
@@ -109,7 +109,7 @@ def failure_of(
     if log is not None:
         remedy = remedy.replace("(llamasup logs)", f"({log})")
     if diagnosis is None:
-        return GaveUp("llama-server failed for an unknown reason.", remedy=remedy)
+        return GaveUp(f"{last.program} failed for an unknown reason.", remedy=remedy)
     if diagnosis.deterministic:
         return ServerFailed(
             diagnosis.message,
@@ -123,7 +123,7 @@ def failure_of(
         "1 crash" if count == 1 else f"{count} crashes"
     )  # earlier ones expire during half-open intervals
     return GaveUp(
-        f"Gave up after {crashes} of llama-server. The last one: {diagnosis.message}",
+        f"Gave up after {crashes} of {last.program}. The last one: {diagnosis.message}",
         remedy=remedy,
         lines=diagnosis.lines,
     )

@@ -1,10 +1,11 @@
-"""The interface between a runner and a planner. There are three planners: for a model, for ``wrap`` and for
-an RPC worker. The last two choose no sizes, and share ``FixedPlan`` and ``FixedPlanner``.
+"""The interface between a runner and a planner. There are four planners: for a model, for ``wrap``, for
+another program (features/command) and for an RPC worker. The last three choose no sizes, and share
+``FixedPlan`` and ``FixedPlanner``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from llamasup.core.llama_server.diagnosis import Diagnosis
 from llamasup.core.llama_server.log_lines import Drafted
 from llamasup.core.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.core.llama_server.slots.policy import KeptSlots
+from llamasup.core.llama_server.warmup import WarmUpRequest
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
 
 
@@ -149,6 +151,17 @@ class FixedPlan(Struct, frozen=True):
     build: str = ""
 
 
+class EnginePlan(FixedPlan, frozen=True, kw_only=True):
+    """The plan of one process of another program (``settings.model.Engine``), with a log of its own.
+
+    ``warm_up``: the request that proves a start; None: no request does. ``stop`` runs the command that stops
+    the program, and returns why that failed, or nothing; it blocks. None: SIGTERM stops the program.
+    """
+
+    warm_up: WarmUpRequest | None = None
+    stop: Callable[[], str] | None = None
+
+
 class WorkerPlan(FixedPlan, frozen=True, kw_only=True):
     """The plan of one generation of an RPC worker. ``limit_bytes``: as in ``WorkerLine``."""
 
@@ -159,13 +172,15 @@ class WorkerPlan(FixedPlan, frozen=True, kw_only=True):
 
 
 class FixedPlanner:
-    """A ``PlanMaker`` without ``plan``, whose plans have no smaller ones. It keeps nothing of their loads."""
+    """A ``PlanMaker`` without ``plan``, whose plans have no smaller ones. It keeps only the last times."""
+
+    _times: LoadTimes | None = None
 
     def step_down(self, made: Any, diagnosis: Diagnosis) -> Adjustment | None:
         return None
 
     def load_facts(self, made: Any) -> LoadFacts:
-        return LoadFacts()
+        return LoadFacts(earlier=self._times)
 
     def served(
         self,
@@ -176,7 +191,8 @@ class FixedPlanner:
         generated: bool,
         times: LoadTimes | None = None,
     ) -> None:
-        """Keeps nothing."""
+        """Keep the times: there is nothing to plan."""
+        self._times = times or self._times
 
     def name_lost(self, made: Any, diagnosis: Diagnosis) -> Diagnosis:
         """Unchanged: the workers of a given command line are not known."""

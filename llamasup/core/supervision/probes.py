@@ -37,7 +37,8 @@ from llamasup.core.supervision.liveness import (
     assess,
     required_checks,
 )
-from llamasup.core.system.hardware.probe import cpu_usage, load_usage
+from llamasup.core.supervision.plan_protocol import EnginePlan
+from llamasup.core.system.hardware.probe import cpu_usage, family_bytes, load_usage
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.client import Prober
@@ -100,7 +101,9 @@ async def watch_progress(generation: Generation) -> None:
 
 async def warm_up(generation: Generation) -> None:
     """Request a first token, embedding, score or decision."""
-    request = warm_up_request(generation.plan.model_class)
+    plan = generation.plan
+    given = plan.warm_up if isinstance(plan, EnginePlan) else None
+    request = given or warm_up_request(plan.model_class)
     began_s = asyncio.get_running_loop().time()
     status: int | None = None
     try:
@@ -127,7 +130,7 @@ async def warm_up(generation: Generation) -> None:
         generation.post(states.WarmupSucceeded(generation.number))
     else:
         diagnosis = warmup_diagnosis(problem, generation.pump.tail(), status=status)
-        generation.post(states.WarmupFailed(generation.number, diagnosis))
+        generation.post(states.WarmupFailed(generation.number, generation.named(diagnosis, diagnosis.lines)))
 
 
 async def _learn_how_it_continues(generation: Generation) -> None:
@@ -192,7 +195,7 @@ async def check_liveness(generation: Generation) -> None:
             warm_up_s=generation.warm_up_s,
         )
     if verdict is not None:
-        generation.post(states.LivenessFailed(generation.number, verdict))
+        generation.post(states.LivenessFailed(generation.number, generation.named(verdict)))
 
 
 async def query_context_window(generation: Generation) -> None:
@@ -218,8 +221,11 @@ async def _load_recorded(generation: Generation, recorded: asyncio.Future[None])
 
 
 def _record_load(generation: Generation) -> None:
-    seen = load_usage(generation.child.pid)
-    resident_bytes = None if seen is None else seen.rss_bytes
+    if isinstance(generation.plan, EnginePlan):
+        resident_bytes = family_bytes(generation.child.pid)
+    else:
+        seen = load_usage(generation.child.pid)
+        resident_bytes = None if seen is None else seen.rss_bytes
     generation.context.planner.served(
         generation.plan,
         generation.size_lines,
@@ -291,6 +297,7 @@ async def _observe(
         progress=progress,
         cpu_usage=cpu,
         probe=probing.result() if probing is not None and _is_complete(probing) else None,
+        may_block=prober.may_block,
     )
 
 

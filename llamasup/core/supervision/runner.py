@@ -54,8 +54,8 @@ class InstanceRunner:
     ``queue`` is the model's, may outlive the runner, and is notified of every change. ``log_path`` is the
     file for the child's output, which ``log_passed_on`` also gets. ``cwd`` is the child's folder (default:
     ``work_folder``). ``awaits_memory``: the owner starts it only once memory is free, so a plan that does not
-    fit is not tried again later (#97). ``on_crashed`` is called when a child that was ready has crashed. Call
-    all methods in the event loop's thread.
+    fit is not tried again later (#97). ``program``: its name in messages. ``on_crashed`` is called when a
+    child that was ready has crashed. Call all methods in the event loop's thread.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class InstanceRunner:
         on_measured: Callable[[], None] | None = None,
         on_crashed: Callable[[], None] | None = None,
         awaits_memory: bool = False,
+        program: str = states.LLAMA_SERVER,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
-        self.instance = Instance()
+        self.instance = Instance(program=program)
         self.policy = policy
         self.queue = queue
         self._bus = bus
@@ -95,6 +96,7 @@ class InstanceRunner:
             endpoint=self._endpoint_of,
             post=self.post,
             policy=lambda: self.policy,
+            program=program,
             phase=self._phase,
             start_failure=lambda: None if self.instance.ready else self.instance.kill_reason,
         )
@@ -224,7 +226,7 @@ class InstanceRunner:
             case State.BACKOFF:
                 start_in_s = self._next_start_in_s()
                 eta_s = None if self.load_s is None else round(start_in_s + self.load_s, 1)
-                reason = f"llama-server ended, and starts again in {eta_text(start_in_s)}"
+                reason = f"{self.instance.program} ended, and starts again in {eta_text(start_in_s)}"
                 return LoadProgress(None, eta_s, self._load_elapsed_s, reason)
             case _:
                 return None
@@ -373,7 +375,7 @@ class InstanceRunner:
                     self._generation.close(_ended(reason, diagnosis), crashed=crashed)
             case states.Terminate():
                 if self._generation is not None:
-                    self._generation.child.terminate()
+                    self._generation.terminate()
             case states.Kill():
                 if self._generation is not None:
                     self._generation.child.kill_group()
@@ -427,6 +429,7 @@ class InstanceRunner:
             max_concurrent=_max_concurrent(self.policy, plan),
             held_s=self._held_s,
             share=plan.shared_ctx_size // (plan.parallel or 1),
+            program=self.instance.program,
             on_permit_free=self.queue.permit_freed,
             on_idle=self.on_idle,
             on_explained=lambda: self.post(states.CrashExplained(number)),

@@ -221,10 +221,10 @@ def fail_and_kill(transition: Transition) -> Outcome:
     ):
         kill_reason = transition.event.diagnosis
     else:
-        seconds = transition.policy.stall_timeout_s
+        seconds, program = transition.policy.stall_timeout_s, transition.instance.program
         kill_reason = Diagnosis(
             cause="hung_start",
-            message=f"llama-server made no progress for {seconds:.0f} s while starting and was killed.",
+            message=f"{program} made no progress for {seconds:.0f} s while starting and was killed.",
             remedy="See its log (llamasup logs). Usual causes: a very slow disk, a GPU driver that hangs.",
             lines=(),
             deterministic=False,
@@ -257,7 +257,8 @@ def _reason_of_kill(transition: Transition) -> Diagnosis:
 
 def exit_while_draining(transition: Transition) -> Outcome:
     instance, effects = expected_exit(transition)
-    return instance, (states.CloseEndpoint(transition.instance.generation, "llama-server ended"), *effects)
+    why = f"{instance.program} ended"
+    return instance, (states.CloseEndpoint(transition.instance.generation, why), *effects)
 
 
 def unexpected_exit(transition: Transition) -> Outcome:

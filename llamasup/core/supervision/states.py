@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ class State(StrEnum):
     BACKOFF = "backoff"  # it crashed; the next start waits
     FAILED = "failed"  # no restart, because it would fail again; or one start every few minutes (half-open)
 
+
+LLAMA_SERVER: Final = "llama-server"
 
 LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
 """The states in which a child exists that has not been reaped."""
@@ -122,6 +124,8 @@ class Instance(Struct, frozen=True):
     """When the next start comes by itself: in BACKOFF, and in FAILED if half-open."""
     half_open_since_s: float | None = None
     """When it was started from FAILED (half-open); a crash soon after leads back to FAILED."""
+    program: str = LLAMA_SERVER
+    """The name of its program in messages."""
 
     @property
     def is_settled(self) -> bool:

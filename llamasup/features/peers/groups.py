@@ -64,9 +64,8 @@ def groups_of(
         )
         taken.update(free)
         works = own.works if own is not None else _works(by_node.values())
-        groups.append(
-            ModelGroup(ResolvedModel((id_, *free), works), by_node, coming.get(id_), is_local=own is not None)
-        )
+        model = ResolvedModel((id_, *free), works, engine=None if own is None else own.engine)
+        groups.append(ModelGroup(model, by_node, coming.get(id_), is_local=own is not None))
     return tuple(groups)
 
 

@@ -92,7 +92,7 @@ def _chosen(name: str, entry: VirtualEntry, known: Sequence[_Known]) -> _Virtual
     index = 0 if len(known) == 1 else choose([route.served.load() for _, route in known]).index
     candidate, route = known[index]
     own = replace(candidate, model=route.model.id)
-    model = ResolvedModel((name,), route.model.works, True)
+    model = replace(route.model, names=(name,), is_virtual=True)
     return _VirtualRoute(name, model, route.served, own, known, entry)
 
 

@@ -23,7 +23,7 @@ from llamasup.core.llama_server.help_text import (
     parse_help,
     parse_version,
 )
-from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
+from llamasup.core.planning.measured.load_times import LoadFacts
 from llamasup.core.planning.plan import child_address_kind, needs_key_file
 from llamasup.core.supervision.plan_protocol import ChildPlan, FixedPlan, FixedPlanner
 from llamasup.core.system.process.platform import free_loopback_port
@@ -127,7 +127,6 @@ class WrappedPlanner(FixedPlanner):
     def __init__(self, wrapping: Wrapping, folder: Path) -> None:
         self._wrapping = wrapping
         self._folder = folder
-        self._times: LoadTimes | None = None
 
     def plan(self, generation: int) -> FixedPlan:
         wrapping = self._wrapping
@@ -159,18 +158,6 @@ class WrappedPlanner(FixedPlanner):
             with suppress(OSError, ValueError):
                 size_bytes = (self._wrapping.cwd / model).stat().st_size
         return LoadFacts(size_bytes, earlier=self._times)
-
-    def served(
-        self,
-        made: FixedPlan,
-        log: Sequence[str],
-        *,
-        resident_bytes: int | None,
-        generated: bool,
-        times: LoadTimes | None = None,
-    ) -> None:
-        """Keep only the times: there is nothing to plan."""
-        self._times = times or self._times
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from llamasup.core.config.config_keys import keys_of
 from llamasup.core.settings.declaration import Setting, settings_of
 from llamasup.core.settings.kinds import Named, Section
-from llamasup.features import config_keys
+from llamasup.features import FEATURES, config_keys
 
 # Of ``defaults`` only the keys, which ``models`` has too. A new setting belongs into one of these lists.
 EXPECTED = {
@@ -45,6 +45,17 @@ EXPECTED = {
 }
 
 
+# Of the feature command, which extends an entry of ``models``.
+COMMAND = {
+    "program": "models.command models.stop",
+    "flags": "models.environment",
+    "nothing": """
+        models.routes models.health.path models.health.status models.memory.ram models.memory.vram
+        models.warmup.path models.warmup.body
+    """,
+}
+
+
 def all_settings(keys: Mapping[str, tuple[str, Setting]], at: str = "") -> Iterator[tuple[str, Setting]]:
     for key, (_, setting) in keys.items():
         kind = setting.kind.of if isinstance(setting.kind, Named) else setting.kind
@@ -60,6 +71,8 @@ def test_every_setting_says_what_its_values_name() -> None:
     for key, setting in all_settings(top):
         found[setting.outside].add(key.replace("defaults.", "models."))
     # A section may be that of a feature that was deleted.
-    expected = {(names, key) for names, keys in EXPECTED.items() for key in keys.split()}
+    has_commands = any(feature.name == "command" for feature in FEATURES)
+    lists = (EXPECTED, COMMAND) if has_commands else (EXPECTED,)
+    expected = {(names, key) for each in lists for names, keys in each.items() for key in keys.split()}
     here = {(names, key) for names, key in expected if key.partition(".")[0] in top}
     assert here == {(names, key) for names, keys in found.items() for key in keys}

@@ -34,6 +34,7 @@ from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import ManagedModel
 from llamasup.core.pool.pool import Pool
 from llamasup.core.pool.replicas.replica_set import ReplicaSet
+from llamasup.core.settings.model import Engine
 from llamasup.core.supervision.not_serving import STOPPING
 from llamasup.errors import LlamasupError, ModelUnknown
 
@@ -72,6 +73,7 @@ class Catalog:
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # by exact name
         self._routes: dict[str, PoolRoute] = {}  # by id
+        self._engines: tuple[tuple[str, Engine], ...] = ()
         self._unready: HttpError | None = _STARTING
         pool.on_sized = self._sized
         self.apply(registry)
@@ -99,6 +101,10 @@ class Catalog:
         if not for_node:
             routes.sort(key=lambda route: not route.is_default)
         return (route.listed(for_node=for_node) for route in routes)
+
+    def owners_of(self, path: str) -> tuple[str, ...]:
+        """The ids of the models of other programs that serve this path."""
+        return tuple(id_ for id_, engine in self._engines if engine.answers(path))
 
     def why(self, name: str) -> Mapping[str, Any]:
         return why_of(self.known(name), self.pool)
@@ -320,6 +326,8 @@ class Catalog:
             else:
                 pool.roll_out(managed, spec)
         self.registry = registry
+        specs = registry.specs.values()
+        self._engines = tuple((spec.id, spec.engine) for spec in specs if spec.engine is not None)
         # Names of the registry take precedence over those on demand.
         ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}

@@ -32,7 +32,9 @@ def model_status(info: ModelInfo, now: datetime, rss_bytes_of: Callable[[int], i
     rss = [size for size in map(rss_bytes_of, pids) if size is not None]
     model_class = plan.model_class if plan is not None else info.facts.model_class if info.facts else None
     until = None if info.unload_in_s is None else now + timedelta(seconds=info.unload_in_s)
+    engine = spec.engine
     status = {
+        **({} if engine is None else {"kind": engine.kind}),
         "id": spec.id,
         "aliases": list(spec.aliases),
         "state": info.state.value,
@@ -47,7 +49,7 @@ def model_status(info: ModelInfo, now: datetime, rss_bytes_of: Callable[[int], i
         "load": None if info.load is None else info.load.as_json(),
         "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},
         "size_bytes": None if info.facts is None else info.facts.file_bytes,
-        "class": None if model_class is None else model_class.value,
+        "class": None if model_class is None or engine is not None else model_class.value,
         "device": None if plan is None or first.pid is None else plan.device,
         "until": None if until is None else until.isoformat(timespec="seconds"),
         "pinned": spec.stay.pin,

@@ -62,7 +62,9 @@ def entry_of(info: ModelInfo, model: ResolvedModel) -> dict[str, Any]:
             "size": facts.weights_bytes,
             "ftype": facts.quantization,
         }
+    engine = spec.engine
     entry["llamasup"] = {
+        **({} if engine is None else {"kind": engine.kind, "routes": engine.routes}),
         "state": info.state.value,
         "class": None if facts is None else facts.model_class.value,
         "context": ctx_size or spec.settings.ctx_size,

@@ -100,7 +100,7 @@ def _waiting(info: ModelInfo) -> Explanation:
 
 def _starting(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     sentences = [_past(each, now) for each in reversed(_since_load(decisions))]
-    return Explanation((*sentences, f"{info.id} does not serve yet: its llama-server starts."))
+    return Explanation((*sentences, f"{info.id} does not serve yet: its {info.program} starts."))
 
 
 def _ending(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
@@ -109,15 +109,15 @@ def _ending(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Ex
     if last is not None and last.kind == "drain":
         return Explanation((f"{info.id} gets no new requests{last.why}.{in_flight}",), last.change)
     if last is not None and last.kind in _THEN:
-        return Explanation((_past(last, now), f"Its llama-server is ending.{in_flight}"), last.change)
-    return Explanation((f"The llama-server of {info.id} is ending.{in_flight}",))
+        return Explanation((_past(last, now), f"Its {info.program} is ending.{in_flight}"), last.change)
+    return Explanation((f"The {info.program} of {info.id} is ending.{in_flight}",))
 
 
 def _backoff(info: ModelInfo, decisions: Sequence[Decision], now: datetime) -> Explanation:
     sentences = []
     last = _last(decisions, {"restart"})
     if last is not None:
-        sentences.append(f"The llama-server of {info.id} ended {_ago(last, now)}{last.why}.")
+        sentences.append(f"The {info.program} of {info.id} ended {_ago(last, now)}{last.why}.")
     due = "soon" if info.restart_in_s is None else f"in {_span(info.restart_in_s)}"
     sentences.append(f"{info.id} starts again {due}. The delay grows with each crash.")
     now_too = f"`llamasup restart {info.id}` starts it now."
