@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -14,10 +15,10 @@ from llamasup.core.supervision.events import Bus, PublishedEvent, ServerExited, 
 from llamasup.core.supervision.runner import InstanceRunner
 from llamasup.core.supervision.states import State
 from llamasup.service.hosting import Service
-from llamasup.service.options import RunOptions
+from llamasup.service.options import RunOptions, ServiceOptions
 from tests.kit.patience import PATIENCE_S
 
-__all__ = ["PATIENCE_S", "Serving", "serving"]
+__all__ = ["PATIENCE_S", "Serving", "hosted", "serving"]
 
 N = TypeVar("N")
 
@@ -31,6 +32,11 @@ class Serving:
         self.client = client
         self.notices: list[PublishedEvent] = []
         self._news = asyncio.Condition()
+
+    def runner_of(self, model: str) -> InstanceRunner:
+        """The process of one of several models, once it was loaded."""
+        assert self.service.hosted_models is not None
+        return self.service.hosted_models.runners_of(model)[0]
 
     @property
     def runner(self) -> InstanceRunner:
@@ -73,10 +79,17 @@ class Serving:
 @asynccontextmanager
 async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterator[Serving]:
     """``Service(RunOptions(...)).run()`` on a free port, stopped at the end. Requests may come at once."""
+    async with hosted(partial(RunOptions, str(model), runtime=runtime, **options)) as server:
+        yield server
+
+
+@asynccontextmanager
+async def hosted(options: Callable[..., ServiceOptions]) -> AsyncIterator[Serving]:
+    """A service with these options, given its ``sockets``: as ``serving``."""
     bus = Bus()
     sockets = tuple(bind("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-    service = Service(RunOptions(str(model), runtime=runtime, sockets=sockets, **options), bus)
+    service = Service(options(sockets=sockets), bus)
     notices: asyncio.Queue[PublishedEvent] = asyncio.Queue()
     bus.listen(notices.put_nowait)
     async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:

@@ -71,10 +71,21 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(b"{}", status=500)
             case _:
                 self.shows(bytes=len(body), form=body.count(b"form-data;"))
+        if isinstance(self.server, OneByOne):
+            self.close_connection = True
+
+    do_PUT = do_POST
 
 
 class TcpServer(socketserver.ThreadingTCPServer):
     daemon_threads = allow_reuse_address = True
+    request_queue_size = 128
+
+
+class OneByOne(socketserver.TCPServer):
+    """Answers nothing else while it works on a request."""
+
+    allow_reuse_address = True
     request_queue_size = 128
 
 
@@ -93,7 +104,7 @@ def main() -> None:
     options.add_argument("--has-child", action="store_true")
     options.add_argument("--bytes", type=int, default=0)
     options.add_argument("--blocks", action="store_true")
-    given = options.parse_args()
+    given, _ = options.parse_known_args()
     if given.ignores_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if given.has_child:  # in another session, so that no kill of a process group reaches it
@@ -107,10 +118,12 @@ def main() -> None:
     if given.fails:
         print("engine: this GPU is not supported", flush=True)
         sys.exit(3)
-    kinds = (TcpServer, ("127.0.0.1", given.port)) if given.port else (UnixServer, given.socket)
-    if given.blocks:
-        TcpServer.process_request = socketserver.TCPServer.process_request  # type: ignore[method-assign]
-    server = kinds[0](kinds[1], Handler)  # type: ignore[operator]
+    server: socketserver.BaseServer
+    if given.socket:
+        server = UnixServer(given.socket, Handler)
+    else:
+        address = ("127.0.0.1", given.port)
+        server = OneByOne(address, Handler) if given.blocks else TcpServer(address, Handler)
     STATE["loads"] = False
     print(f"engine: listening, with {len(kept)} bytes", flush=True)
     server.serve_forever(poll_interval=0.05)

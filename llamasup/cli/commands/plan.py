@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
 from llamasup.core.system.text import json_text, memory_text, printable
+from llamasup.errors import LlamasupError, ModelMissing
 
 if TYPE_CHECKING:
     from llamasup.core.llama_server.argv_builder import Reason
@@ -47,8 +49,12 @@ def plan(
     from llamasup.core.planning.planner import Planner
     from llamasup.core.system.process.run_folder import scratch_folder
 
+    try:
+        path = file_of(model)
+    except ModelMissing as error:
+        raise _of_command(model) or error from None
     with while_waiting(view, "reading the options of the runtime"):
-        launch = prepare(file_of(model), settings, runtime=runtime, environ=os.environ)
+        launch = prepare(path, settings, runtime=runtime, environ=os.environ)
     with scratch_folder() as folder:
         planner = Planner(launch, Path(folder))
         admission = planner.admission(1)
@@ -61,6 +67,18 @@ def plan(
         # A file name may contain control characters, which must not reach the terminal.
         text = "\n".join(map(printable, text.split("\n")))
     write_result(text)
+
+
+def _of_command(name: str) -> LlamasupError | None:
+    """Why a model of the config with a command has no plan. None: the config has no such model."""
+    from llamasup.core.config.reading import find_config, read
+    from llamasup.features import config_keys
+
+    with suppress(LlamasupError):
+        reading, _ = read(find_config(None, os.environ), os.environ, config_keys())
+        entry = reading.config.models.get(name)
+        return None if entry is None or entry.engine is None else entry.engine.unplanned(name)
+    return None
 
 
 def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:

@@ -151,6 +151,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         local=request.head.from_node,
     )
     if type(route) is HttpError:  # without a call, as this is on the path of every request
+        if proxy.owners(request.head.path_text):
+            request.head = _of_engine(request.head)
         refusal = access_denied(request, None) if limited else _unreadable(request)
         return refusal or route
     if (
@@ -191,7 +193,8 @@ def _of_engine(head: Head) -> Head:
     """The head of a request to another program. All of its requests wait for a load."""
     if head.may_wait and head.route.is_known:
         return head
-    return replace(head, route=head.route if head.route.is_known else ENGINE, may_wait=True)
+    own = replace(ENGINE, repeats=head.method in _READS)
+    return replace(head, route=head.route if head.route.is_known else own, may_wait=True)
 
 
 def _change_for_agents(request: Request, proxy: ProxyContext) -> None:

@@ -194,7 +194,8 @@ def _made_progress(state: LivenessState, observed: Observation, policy: Liveness
 def _count_misses(state: LivenessState, observed: Observation, *, busy: bool) -> int:
     if observed.health is not Health.SILENT:
         return 0
-    if observed.may_block and observed.traffic.in_flight:
+    is_stopped = observed.cpu_usage is not None and observed.cpu_usage.stopped
+    if observed.may_block and observed.traffic.in_flight and not is_stopped:
         return 0
     # Builds of 2024 answer no /health in the middle of a batch.
     works = busy and (observed.may_block or observed.traffic.in_flight)

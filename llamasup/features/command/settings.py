@@ -132,22 +132,26 @@ def _issues(config: Config, _models_are_known: bool) -> Iterator[tuple[Place, st
         given = [key for key in settings_of(CommandEntry) if (*at, key) in config.lines]
         if entry.command:
             yield from _mistakes(entry, at, given)
+            if not entry.routes and (*at, "routes", 0) not in config.lines:  # else they are unreadable
+                yield at, "routes are missing; list the paths that the program serves"
             continue
-        for key in (key for key in given if key not in settings_of(ModelEntry)):
-            yield (*at, key), "is for a model with a command; write command: [PROGRAM, --port, '{port}']"
+        own = [key for key in given if key not in settings_of(ModelEntry)]
+        for key in ["command"] if "command" in own else own:
+            yield (*at, key), "a model with a command needs command: [PROGRAM, --port, '{port}']"
 
 
 def _mistakes(entry: CommandEntry, at: Place, given: Sequence[str]) -> Iterator[tuple[Place, str]]:
-    for key, words in (("command", entry.command), ("stop", entry.stop)):
-        for number, word in enumerate(words):
-            for found in _PLACEHOLDER.findall(word):
-                if found not in _PLACEHOLDERS:
-                    yield (*at, key, number), f"unknown placeholder {{{found}}}; allowed are {_ALLOWED}"
+    unknown = [
+        ((*at, key, number), f"unknown placeholder {{{found}}}; allowed are {_ALLOWED}")
+        for key, words in (("command", entry.command), ("stop", entry.stop))
+        for number, word in enumerate(words)
+        for found in _PLACEHOLDER.findall(word)
+        if found not in _PLACEHOLDERS
+    ]
+    yield from unknown
     text = " ".join(entry.command)
-    if ("{port}" in text) == ("{socket}" in text):
+    if not unknown and ("{port}" in text) == ("{socket}" in text):
         yield (*at, "command"), "the program learns its address from {port} or {socket}; write one of them"
-    if not entry.routes:
-        yield at, "routes are missing; list the paths that the program serves"
     for number, route in enumerate(entry.routes):
         path = route.encode()
         known = route_of(path)

@@ -51,11 +51,12 @@ class Watched:
         stopped: bool = False,
         probe: TokenProbe | None = None,
         after_s: float = 5.0,
+        may_block: bool = False,
     ) -> Action | Diagnosis:
         self.cpu_s += cores * after_s
         self.read_bytes += int(read_bytes_s * after_s)
         spent = CpuUsage(self.cpu_s, self.read_bytes, stopped) if cpu_usage else None
-        observed = Observation(self.state.at_s + after_s, traffic, health, progress, spent, probe)
+        observed = Observation(self.state.at_s + after_s, traffic, health, progress, spent, probe, may_block)
         self.state, action = assess(self.state, observed, POLICY)
         return action
 
@@ -148,6 +149,19 @@ def test_silence_of_a_busy_server_without_requests_is_a_miss() -> None:
     server = Watched()
     actions = [server(IDLE, health=Health.SILENT, cores=2.0) for _ in range(3)]
     assert failed(actions[-1]).cause == "unresponsive"
+
+
+def test_silence_of_a_program_that_may_block_is_judged_by_its_requests_and_its_work() -> None:
+    server = Watched()
+    for _ in range(10):  # it works on a request, and answers nothing else
+        assert server(ONE, health=Health.SILENT, may_block=True) is Action.NOTHING
+    for _ in range(10):  # its client has left
+        assert server(IDLE, health=Health.SILENT, may_block=True, cores=1.0) is Action.NOTHING
+    server(IDLE, may_block=True)
+    actions = [server(IDLE, health=Health.SILENT, may_block=True) for _ in range(3)]
+    assert failed(actions[-1]).cause == "unresponsive"
+    stopped = [server(ONE, health=Health.SILENT, may_block=True, stopped=True) for _ in range(3)]
+    assert failed(stopped[-1]).cause == "unresponsive"
 
 
 # --- S8: wedged -----------------------------------------------------------------------------------------
