@@ -259,8 +259,9 @@ def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError
         return forbidden_model(key, request.requested_model)
     route = request.head.route
     if resolved is not None and (engine := resolved.engine) is not None:
-        served = route.lists or engine.answers(request.head.path_text)
-        return None if served else unserved_path(resolved, request.head.path_text)
+        # A translated request has the route of another path.
+        path = route.label if route.label.startswith("/") else request.head.path_text
+        return None if route.lists or engine.answers(path) else unserved_path(resolved, path)
     work = route.work
     if resolved is not None and work is not None and work not in resolved.works and request.needs_permit:
         return unfit_model(resolved, work)

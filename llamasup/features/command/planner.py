@@ -116,7 +116,7 @@ class CommandPlanner(FixedPlanner):
         self._env = _environment(engine, environ)
         self._folder = folder / f"{prefix}command"
         self._name = _NOT_IN_NAMES.sub("-", name) + (f"-{number}" if number else "")
-        self._warnings = () if knows_memory else (_unknown_memory(name),)
+        self._warnings = () if knows_memory or number else (_unknown_memory(name),)
         self._is_new = True
 
     def plan(self, generation: int) -> EnginePlan:

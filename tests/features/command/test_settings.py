@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from llamasup.core.models.access import resolved, unserved_path
 from llamasup.core.models.search import Search
 from llamasup.features.command.planner import CommandEngine, config_problems
 from tests.kit.configs import read_text
+from tests.kit.paths import ROOT
 
 GOOD: dict[str, Any] = {"command": ["engine", "--port", "{port}"], "routes": ["/v1/audio/speech"]}
 
@@ -112,6 +114,16 @@ def test_mistake_is_found_at_its_key(entry: dict[str, object], key: str, what: s
 def test_command_and_its_keys_belong_together(name: str, entry: object, what: str) -> None:
     _, issues = read(entry, name)
     assert any(what in issue.what for issue in issues), issues
+
+
+def test_examples_of_the_page_are_valid() -> None:
+    page = (ROOT / "docs" / "other-engines.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        reading, issues = read_text(example.encode(), "llamasup.yaml", Path("/etc"), {"HOME": "/home/ann"})
+        assert issues == ()
+        assert any(entry.engine for entry in reading.config.models.values())
 
 
 def test_settings_that_hold_for_each_program_are_allowed() -> None:
