@@ -148,7 +148,7 @@ def test_requests_wait_in_the_queue_for_one_permit(tmp_path: Path) -> None:
 
 def test_start_that_writes_has_no_deadline_and_one_that_does_not_has(tmp_path: Path) -> None:
     async def test() -> None:
-        options = {"stall_timeout_s": 1.5, "restart": RestartPolicy(most_crashes=0)}
+        options = {"stall_timeout_s": 2.0, "restart": RestartPolicy(most_crashes=0)}
         models = {"talks": entry("--delay", "3"), "is_silent": entry("--delay", "600", "--silent")}
         async with serving(tmp_path, options, **models) as server:
             talks = server.client.post("/x/y", json={"model": "talks"})
@@ -273,9 +273,9 @@ def test_long_answer_without_bytes_is_no_hang(options: tuple[str, ...], tmp_path
     """Also of a program that answers no health check meanwhile."""
 
     async def test() -> None:
-        policy = LivenessPolicy(interval_s=0.05, health_timeout_s=0.2)
+        policy = LivenessPolicy(interval_s=0.05, health_timeout_s=0.5)
         async with serving(tmp_path, {"liveness": policy}, voice=entry(*options)) as server:
-            answer = await server.client.post("/x/slow", json={"seconds": 2})
+            answer = await server.client.post("/x/slow", json={"seconds": 2.5})
             assert answer.status_code == 200
             assert server.runner_of("voice").instance.generation == 1
 

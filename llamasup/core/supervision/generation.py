@@ -287,7 +287,10 @@ class Generation:
         self._used = (), ""
         if isinstance(self.plan, EnginePlan) and self.plan.stop is not None:
             # The child may only be the client of what serves, such as `docker run`.
-            await (asyncio.to_thread(self.plan.stop) if self._stopping is None else self._stopping)
+            if self._stopping is None or self._stopping.cancelled():
+                await asyncio.to_thread(self.plan.stop)
+            else:
+                await asyncio.wait([self._stopping])
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)

@@ -77,7 +77,8 @@ def _sized(
         needs[RAM] += ram_bytes or 0
         if engine.vram_bytes is not None:
             gpus = devices_of(spec, number) or tuple(name for name in budget if name != RAM)
-            needs[gpus[0] if gpus else RAM] += engine.vram_bytes  # a GPU may share the main memory
+            # A GPU may share the main memory.
+            needs[next((name for name in gpus if name in budget), RAM)] += engine.vram_bytes
     for memory, size_bytes in needs.items():
         if size_bytes > budget.get(memory, size_bytes):
             raise DoesNotFit(

@@ -75,7 +75,11 @@ class CommandEntry(ModelEntry, frozen=True, kw_only=True):
         unset=(),
     )
     routes: tuple[str, ...] = setting(
-        Many(_ROUTE), "The paths that the program serves; /prefix/*: all below.", "required", unset=()
+        Many(_ROUTE),
+        "The paths that the program serves; /prefix/*: all below.",
+        "required",
+        names="rights",
+        unset=(),
     )
     health: HealthCheck | None = setting(
         Section(HealthCheck, short="path"),

@@ -231,7 +231,7 @@ MARKED = [
 def test_every_setting_that_names_something_is_compared(key: str, setting: Setting) -> None:
     """In the nested notation, and in a list where one is allowed."""
     kind = setting.kind.kind if isinstance(setting.kind, Many) else setting.kind
-    own = {"caches": "huggingface", "models.environment": "HF_HOME"}
+    own = {"caches": "huggingface", "models.environment": "HF_HOME", "models.routes": "/x"}
     value = own.get(key) or EXAMPLES[type(kind).__name__]
     written = f"[{value!r}]" if isinstance(setting.kind, Many) else f"{value!r}" if value != "true" else value
     first, *others = key.split(".")

@@ -49,8 +49,9 @@ EXPECTED = {
 COMMAND = {
     "program": "models.command models.stop",
     "flags": "models.environment",
+    "rights": "models.routes",
     "nothing": """
-        models.routes models.health.path models.health.status models.memory.ram models.memory.vram
+        models.health.path models.health.status models.memory.ram models.memory.vram
         models.warmup.path models.warmup.body
     """,
 }

@@ -14,14 +14,15 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
-from llamasup.core.supervision.events import ServerExited
 from llamasup.service.serve import ServeOptions
 from tests.e2e.driver import seconds_until_gone
 from tests.e2e.service import hosted
 from tests.e2e.test_commands import QUICK, config_of
 from tests.kit.paths import ROOT
 
+PATIENT = replace(QUICK, health_timeout_s=2.0)
 FOLDER = ROOT / ".build" / "engines"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ def test_engine_is_served_and_survives_kills_and_a_hang(entry: dict[str, Any], t
 
     async def test() -> None:
         seen: list[psutil.Process] = []
-        async with hosted(partial(ServeOptions.of, lambda: config, liveness=QUICK)) as server:
+        async with hosted(partial(ServeOptions.of, lambda: config, liveness=PATIENT)) as server:
             for generation, number in enumerate((signal.SIGKILL, signal.SIGSTOP, None), 1):
                 asked = [server.client.post("/v1/chat/completions", json={"model": "engine", **CHAT})]
                 asked += [server.client.post("/v1/chat/completions", json=CHAT) for _ in range(7)]
@@ -79,9 +80,7 @@ def test_engine_is_served_and_survives_kills_and_a_hang(entry: dict[str, Any], t
                 seen += [process, *process.children(recursive=True)]
                 if number is not None:
                     os.kill(process.pid, number)
-                    exited = await server.wait_for_event(
-                        ServerExited, lambda event, number=generation: event.generation == number
-                    )
+                    exited = await server.exit_of(generation)
                     assert exited.diagnosis.cause == ("killed", "unresponsive")[generation - 1]
         await asyncio.to_thread(seconds_until_gone, seen)
 

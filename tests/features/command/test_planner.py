@@ -52,6 +52,7 @@ def planner_of(sized: SizedModel, folder: Path, number: int = 0) -> Any:
         (1, 3, {"replicas": 2, "options": ModelSettings(devices=("CUDA1", "CUDA0"))}, GPUS,
          {"ram": 2, "CUDA1": 3, "CUDA0": 3}),
         (1, 3, {}, {"ram": 8 * GIB}, {"ram": 4}),
+        (1, 3, {"options": ModelSettings(devices=("none",))}, GPUS, {"ram": 4}),
     ],
 )  # fmt: skip
 def test_needs_are_those_of_the_config(
