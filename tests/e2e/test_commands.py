@@ -82,52 +82,12 @@ def test_each_kind_of_request_reaches_the_program_and_loads_it(tmp_path: Path) -
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "cause"),
-    [
-        ("POST", "/v1/chat/completions", {"model": "voice"}, 404, "unserved_path"),
-        ("GET", "/x/../admin", None, 404, "unserved_path"),
-        ("GET", "/x/%2e%2e/admin", None, 404, "unserved_path"),
-        ("POST", "/x/%252e%252e/admin", {}, 404, "unserved_path"),
-        ("POST", "/x", {"model": "voice"}, 404, "unserved_path"),
-        ("POST", "/tools", {"model": "voice"}, 403, "closed_path"),
-        ("POST", "/models/load", {"model": "voice"}, 403, "closed_path"),
-        ("POST", "/x/y", {"model": "nothing"}, 404, "model_not_found"),
-    ],
-)
-def test_other_paths_do_not_reach_the_program(
-    method: str, path: str, body: object, status: int, cause: str, tmp_path: Path
-) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {}, voice=entry()) as server:
-            url = server.client.base_url.copy_with(raw_path=path.encode())
-            answer = await server.client.request(method, url, json=body)
-            assert (answer.status_code, answer.json()["error"]["cause"]) == (status, cause), answer.text
-            hosted_models = server.service.hosted_models
-            assert hosted_models is not None
-            assert not hosted_models.runners_of("voice")
-
-    run(test)
-
-
 def test_websockets_are_refused_with_a_reason(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {}, voice=entry()) as server:
             offer = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
             answer = await server.client.get("/x/live", headers=offer)
             assert (answer.status_code, answer.json()["error"]["cause"]) == (426, "websocket")
-
-    run(test)
-
-
-def test_path_of_several_programs_needs_a_name(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {}, one=entry(), two=entry()) as server:
-            unnamed = await server.client.post("/x/y", json={})
-            assert (unnamed.status_code, unnamed.json()["error"]["cause"]) == (400, "model_unnamed")
-            assert (await server.client.post("/x/y", json={"model": "two"})).status_code == 200
-            queried = await server.client.get("/x/y?model=one")
-            assert queried.status_code == 200
 
     run(test)
 
