@@ -252,13 +252,8 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         return replace(self, features={**self.features, key.name: value})
 
     @property
-    def has_models_here(self) -> bool:
-        """Whether it names models or folders of this machine, and not only other nodes."""
-        return bool(self.models or self.models_dir or self.caches)
-
-    @property
     def needs_runtime(self) -> bool:
-        """Whether a llama-server serves any of them."""
+        """Whether a llama-server of this machine serves any of its models."""
         entries = self.models.values()
         return bool(self.models_dir or self.caches or any(entry.engine is None for entry in entries))
 
