@@ -141,6 +141,45 @@ def test_build_that_gives_no_token_is_not_installed(
     assert left_behind() in ([], [".downloads"])
 
 
+def test_build_that_is_gone_is_reported_until_another_one_is_chosen(hub: Hub, tmp_path: Path) -> None:
+    runtime("install", "--backend", "cpu")
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime: b11462\nmodels: {demo: {path: demo}}\n")
+    assert run_to_end("config", "check", str(config)).returncode == 0
+    folder = Path(os.environ["XDG_DATA_HOME"]) / "llamasup" / "runtimes"
+    record = folder / "b11462-cpu" / "runtime.json"
+    whole = record.read_text()
+    for changed in (
+        whole.replace("llama-b11462/", "../../"),
+        whole.replace('"b11462-cpu"', '"../b11462-cpu"'),
+        whole.replace('"llama-b11462/llama-server"', '"/bin/sh"'),
+        "{",
+    ):
+        record.write_text(changed)
+        assert installed() == {}
+        gone = run_to_end("plan", "demo")
+        assert (gone.returncode, "'b11462-cpu'" in gone.stderr) == (69, True)
+    record.write_text(whole)
+    (folder / "chosen.json").write_text('{"now": "b1')
+    assert runtime("prune", code=69).stderr
+    runtime("use", "b11462")
+    assert installed() == {"b11462-cpu": True}
+    (folder / "b11462-cpu" / "llama-b11462" / "llama-server").unlink()
+    runtime("install", "--backend", "cpu")  # it is repaired
+    assert "b11462-cpu" in run_to_end("plan", "demo").stdout
+
+
+def test_running_build_is_found_through_a_link(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime("install", "--backend", "cpu", "--no-use")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "link"))
+    with started("run", "demo", "--port", "0", "--runtime", "b11462") as server:
+        server.wait_for("ready")
+        assert "runs b11462-cpu" in runtime("remove", "b11462", code=75).stderr
+
+
 def test_two_installations_at_once_leave_one_build(hub: Hub) -> None:
     hub.faults = [Fault(ARCHIVE, hold_after=1 << 20)]
     first = subprocess.Popen(command("runtime", "install", "--backend", "cpu"), stderr=subprocess.PIPE)

@@ -170,7 +170,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         request.head = _of_engine(request.head)
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return refusal
-    if route.model.engine is None and (label := request.head.route.label) in CONVERSATIONS and (  # without a call for most requests
+    is_conversation = (label := request.head.route.label) in CONVERSATIONS and route.model.engine is None
+    if is_conversation and (  # without a call for most requests
         b'"system"' in (body := request.body)
         or b'"developer"' in body
         or (label in RESPONSES and (b'"tools"' in body or b"custom_tool" in body or b'"namespace"' in body))

@@ -90,7 +90,7 @@ def read_release(body: bytes, machine: Machine) -> tuple[Archive, ...]:
     except msgspec.MsgspecError as error:
         raise DownloadFailed(
             f"The list of releases cannot be read: {error}.",
-            remedy="Check --releases and $LLAMASUP_RELEASES, or download an archive yourself and give it with --from FILE.",
+            remedy="Check --releases and $LLAMASUP_RELEASES, or give an archive with --from FILE.",
         ) from None
     for file in release.assets:
         if not file.browser_download_url.startswith(("https://", "http://")) or file.size < 0:
