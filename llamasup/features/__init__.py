@@ -76,6 +76,8 @@ class Feature(NamedTuple):
     """``(environ) → sockets``: listening sockets that another program opened for this process."""
     manager: str = ""
     """``(environ) → (service, Policy) → ServiceManager``, or None: reports to what started this process."""
+    config_commands: str = ""
+    """Typer's commands: more subcommands of ``llamasup config``."""
     config_problems: str = ""
     """``(Config) → Iterator[(Place, LlamasupError)]``: what a config names and this machine does not have."""
 
@@ -94,6 +96,7 @@ FEATURES: Final = (
         "chat",
         commands={"chat": "Chat with a model in the terminal or in a pipe."},
     ),
+    Feature("config_import", config_commands="llamasup.features.config_import.command:commands"),
     Feature(
         "command",
         config_key="llamasup.features.command.settings:MODELS",

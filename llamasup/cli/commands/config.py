@@ -22,6 +22,7 @@ from llamasup.core.system.storage.folders import atomic_write, device_and_inode,
 from llamasup.core.system.storage.paths import expanded
 from llamasup.core.system.text import memory_text, path_text, printable
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
+from llamasup.features import attached
 
 if TYPE_CHECKING:
     from llamasup.core.config.config_keys import Config
@@ -60,7 +61,7 @@ def init(view: View, output: Output = None, force: Force = False) -> None:
     if output == _STANDARD_OUTPUT:
         write_result(text.rstrip("\n"))
         return
-    path = _write(output or own_config(os.environ), text, force=force)
+    path = write_config(output or own_config(os.environ), text, force=force)
     view.say("info", "config", f"Wrote {printable(str(path))}")
     view.say("info", "config", f"  → Check it: llamasup config check {shlex.quote(str(path))}")
 
@@ -132,7 +133,8 @@ def _summary(config: Config) -> str:
     return ", ".join(plural(count, noun) for count, noun in parts if count) or "downloads on demand"
 
 
-def _write(path: Path, text: str, *, force: bool) -> Path:
+def write_config(path: Path, text: str, *, force: bool) -> Path:
+    """Write a new file, and return its path. Raises UsageInvalid if it exists, and OutputFailed."""
     path = expanded(path, UsageInvalid, of="--output")
     try:
         if path.is_dir():
@@ -301,3 +303,7 @@ def _text(path: str) -> str:
         if plain and path[:1] in ("/", "~")
         else json_format.dumps(path.replace("${", "$${"), ensure_ascii=False)
     )
+
+
+for _more in attached("config_commands"):
+    commands.registered_commands += _more.registered_commands

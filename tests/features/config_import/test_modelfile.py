@@ -1,0 +1,102 @@
+"""Modelfiles, and models of Ollama's store, become models and virtual models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llamasup.features.config_import.modelfile import from_modelfile, instructions_in_store, instructions_of
+from tests.features.config_import.accounts import config_from, plain
+
+MODELFILE = '''
+# a comment
+FROM ./base.gguf
+from ./base-2.gguf
+FROM ./mmproj.gguf
+ADAPTER ./a.gguf
+ADAPTER ./b.gguf
+DRAFT ./d.gguf
+PARAMETER num_ctx 4096
+PARAMETER num_gpu 0
+PARAMETER num_thread 8
+PARAMETER temperature 0.7
+PARAMETER num_predict 42
+PARAMETER stop "<|end|>"
+PARAMETER stop User:
+PARAMETER top_k many
+PARAMETER made_up 1
+SYSTEM """
+You are Mario.
+Use ${braces}.
+"""
+TEMPLATE "{{ .Prompt }}"
+LICENSE MIT
+MESSAGE user hello
+MADEUP x
+'''
+
+
+def test_modelfile_becomes_a_model_and_a_virtual_model() -> None:
+    draft = from_modelfile("mario", list(instructions_of(MODELFILE)))
+    text, _ = draft.checked(lambda _: ())
+    virtual = draft.config["virtual_models"]["mario"]
+    assert virtual["default"].pop("top_k") == "many"  # the check leaves it out
+    config = config_from(draft)
+    base, mario = config.models["mario:plain"], config.features["virtual_models"]["mario"]
+    assert base.path is not None
+    assert base.path.endswith("/base.gguf")
+    assert (base.ctx_size, base.gpu_layers, len(base.loras or ())) == (4096, 0, 2)
+    assert [Path(path or "").name for path in (base.mmproj, base.draft_model)] == ["mmproj.gguf", "d.gguf"]
+    assert mario.default == {"temperature": 0.7, "max_tokens": 42, "stop": ["<|end|>", "User:"]}
+    assert (mario.model, mario.system) == ("mario:plain", "You are Mario.\nUse ${braces}.")
+    for commented in (
+        "base-2.gguf →",
+        "num_thread 8 →",
+        "made_up",
+        "{{ .Prompt }}",
+        "MIT",
+        "user hello",
+        "MADEUP x →",
+    ):
+        assert commented in plain(text), text
+
+
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        ("/m/x.gguf", {"path": "/m/x.gguf"}),
+        ("hf.co/org/m:Q4_K_M", {"repo": "org/m:Q4_K_M"}),
+        ("https://huggingface.co/org/m", {"repo": "org/m"}),
+        ("llama3.2", {}),
+    ],
+)
+def test_sources_of_a_model(source: str, model: dict[str, Any]) -> None:
+    draft = from_modelfile("My Model", [("FROM", source)])
+    assert draft.config == {"models": {"My-Model": {**model, "aliases": ["My Model"]}}}
+    assert source in draft.text()
+
+
+def layer(kind: str, digest: str) -> dict[str, str]:
+    return {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}"}
+
+
+def test_store_has_the_instructions_in_layers() -> None:
+    texts = {"c": '{"stop": ["a", "b"], "top_k": 5}', "d": "Be kind.", "e": "{{ }}"}
+    kinds = {"model": "a", "projector": "b", "params": "c", "system": "d", "template": "e"}
+    manifest = json.dumps({"layers": [layer(kind, digest) for kind, digest in kinds.items()], "config": {}})
+    found = instructions_in_store(
+        manifest.encode(), Path("/blobs"), lambda path: texts[path.name.removeprefix("sha256-")]
+    )
+    assert list(found) == [
+        ("FROM", "/blobs/sha256-a"),
+        ("PROJECTOR", "/blobs/sha256-b"),
+        *(("PARAMETER", "stop a"), ("PARAMETER", "stop b"), ("PARAMETER", "top_k 5")),
+        ("SYSTEM", "Be kind."),
+        ("TEMPLATE", "{{ }}"),
+    ]
+    with pytest.raises(msgspec.DecodeError):
+        list(instructions_in_store(b"{}", Path("/blobs"), str))
