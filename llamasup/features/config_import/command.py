@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 commands = command_set()
 
 _MAX_BYTES: Final = 1 << 20
-_STORES: Final = ("~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/models")
+_STORES: Final = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _HEADER: Final = (
     "# From {}, by llamasup config import. Comments name the source of a value, or what is missing.\n"
     "# Relative paths begin at the folder of this file.\n"
@@ -65,9 +65,13 @@ def import_config(view: View, file: Source, output: Output = None, force: Force 
 
 
 def _draft(source: str, environ: Mapping[str, str]) -> Draft:
+    from llamasup.core.llama_server.inspect import find_runtime
     from llamasup.core.system.storage.folders import read_bounded
+    from llamasup.features.config_import.llama_swap import from_llama_swap
     from llamasup.features.config_import.modelfile import from_modelfile, instructions_of
+    from llamasup.features.config_import.preset import from_preset
 
+    capabilities = find_runtime(None, environ).capabilities
     try:
         path = Path(source).expanduser()
         content, status = read_bounded(path, _MAX_BYTES)
@@ -75,7 +79,7 @@ def _draft(source: str, environ: Mapping[str, str]) -> Draft:
             raise ValueError(f"it has {status.st_size} bytes")  # noqa: TRY301 - reported below
     except (OSError, ValueError, RuntimeError) as error:
         if (stored := _stored(source, environ)) is not None:
-            return from_modelfile(source, stored)
+            return from_modelfile(source, stored, capabilities)
         reason = getattr(error, "strerror", None) or error
         raise ConfigInvalid(
             f"{source!r} cannot be read ({reason}), and Ollama's store has no such model.",
@@ -87,13 +91,10 @@ def _draft(source: str, environ: Mapping[str, str]) -> Draft:
         found: list[Instruction] = []
         for word, value in instructions_of(text):
             found += (word == "FROM" and _stored(value, environ)) or [(word, value)]
-        return from_modelfile(path.absolute().parent.name if path.stem == "Modelfile" else path.stem, found)
-    from llamasup.core.llama_server.inspect import find_runtime
-    from llamasup.features.config_import.llama_swap import from_llama_swap
-    from llamasup.features.config_import.preset import from_preset
-
+        name = path.absolute().parent.name if path.stem == "Modelfile" else path.stem
+        return from_modelfile(name, found, capabilities)
     translate = from_preset if re.match(r"\s*(?:\[|[\w.-]+\s*=)", first) else from_llama_swap
-    return translate(text, find_runtime(None, environ).capabilities)
+    return translate(text, capabilities)
 
 
 def _stored(name: str, environ: Mapping[str, str]) -> tuple[Instruction, ...] | None:
@@ -106,23 +107,22 @@ def _stored(name: str, environ: Mapping[str, str]) -> tuple[Instruction, ...] | 
     parts = [*("registry.ollama.ai", "library")[: max(0, 2 - len(host))], *host, model, tag or "latest"]
     if not all(re.fullmatch(r"[\w-][\w.-]*", part) for part in parts):
         return None
-    for folder in filter(None, (environ.get("OLLAMA_MODELS"), *_STORES)):
-        store = Path(folder).expanduser()
+
+    def read(path: Path) -> str:
+        return read_bounded(path, _MAX_BYTES)[0].decode("utf-8", "replace")
+
+    for store in (
+        Path(each).expanduser().absolute() for each in (environ.get("OLLAMA_MODELS"), *_STORES) if each
+    ):
         try:
-            manifest, _ = read_bounded(store.joinpath("manifests", *parts), _MAX_BYTES)
+            manifest = read(store.joinpath("manifests", *parts))
         except OSError:
             continue
-
-        def read(path: Path) -> str:
-            return read_bounded(path, _MAX_BYTES)[0].decode("utf-8", "replace")
-
         try:
-            return tuple(instructions_in_store(manifest, store.absolute() / "blobs", read))
+            return tuple(instructions_in_store(manifest, store / "blobs", read))
         except (OSError, ValueError) as error:  # ValueError: it is not JSON
-            raise ConfigInvalid(
-                f"{name!r} in Ollama's store {str(store)!r} cannot be read: {error}.",
-                remedy="Check the store with `ollama show`.",
-            ) from None
+            what = f"{name!r} in Ollama's store {str(store)!r} cannot be read: {error}."
+            raise ConfigInvalid(what, remedy="Check the store with `ollama show`.") from None
     return None
 
 

@@ -80,7 +80,7 @@ class _Import:
         self._capabilities = capabilities
         self._size = 0  # the values, and the letters in them
         self._names: dict[str, str] = {}  # each name in llama-swap → the name of the model
-        models = _table(root.pop("models", None))
+        models = _table(root.pop("models")) if isinstance(root.get("models"), dict) else {}
         macros = self._expanded(_table(root.pop("macros", None)), None)
         top = {**({"macros": macros} if macros else {}), **self._expanded(root, macros)}
         for key, value in top.items():
@@ -137,7 +137,7 @@ class _Import:
             case "concurrencyLimit" if value:
                 self.draft.put((*at, "max_concurrent"), value, f"from {shown}; further requests wait")
             case _:
-                self.draft.note(at, f"{shown} → {_WHY.get(key, 'left out: an unknown key')}")
+                self.draft.note(at, f"{shown} → {_WHY.get(key, 'left out: unknown')}")
 
     def _model(self, name: str, written: dict[str, Any], macros: dict[str, Any]) -> None:
         own = self._expanded(_table(written.get("macros")), None)
@@ -172,15 +172,14 @@ class _Import:
         self.draft.note(at, f"cmd: {program[-1]} → planned: `runtime` is the llama-server of all models")
         given: list[str] = []
         for name, _, value in (each.partition("=") for each in (*env, *program[:-1])):
-            shown = f"env: {name}={'***' if is_secret(name) else value}"
+            more: Sequence[str] = ()
             if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
-                devices = [f"CUDA{number}" for number in value.split(",")]
-                self.draft.put((*at, "devices"), devices, f"from {shown}")
+                more = "--device", re.sub(r"\d+", r"CUDA\g<0>", value)
             elif name.startswith("LLAMA_ARG_"):
-                self.draft.note(at, f"from {shown}")
-                given += option_words(name, value, self._capabilities)
-            else:
-                self.draft.note(at, f"{shown} → left out: set it for llamasup and all models")
+                more = option_words(name, value, self._capabilities)
+            given += more
+            why = shlex.join(more) or "left out: set it for llamasup and all models"
+            self.draft.note(at, f"env: {name}={'***' if is_secret(name) else value} → {why}")
         put_server(self.draft, at, (*given, *flags), self._capabilities)
         return True
 

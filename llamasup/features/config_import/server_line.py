@@ -26,27 +26,16 @@ from llamasup.features.config_import.draft import Draft, is_secret
 
 _SERVER: Final = re.compile(r"(?:.*[/\\])?llama-server(?:[-_.][^/\\]*)?")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_KEYS: Final = {
-    "--model": "path",
-    "--hf-repo": "repo",
-    "--model-url": "url",
-    "--mmproj": "mmproj",
-    "--model-draft": "draft_model",
-    "--alias": "aliases",
-    "--device": "devices",
-    "--rpc": "rpc",
-    "--lora": "loras",
-    "--ctx-size": "ctx_size",
-    "--sleep-idle-seconds": "ttl",
-}
+_KEYS: Final = (
+    {"--model": "path", "--hf-repo": "repo", "--model-url": "url", "--mmproj": "mmproj", "--rpc": "rpc"}
+    | {"--model-draft": "draft_model", "--alias": "aliases", "--device": "devices", "--lora": "loras"}
+    | {"--ctx-size": "ctx_size", "--sleep-idle-seconds": "ttl"}
+)
 _LISTS: Final = ("aliases", "devices", "rpc", "loras")
 _PLANNED: Final = {
     name: why
     for names, why in (
-        (
-            "--threads --threads-batch --threads-draft --threads-batch-draft",
-            "the cores of the machine decide",
-        ),
+        ("--threads --threads-batch --threads-draft --threads-batch-draft", "the cores decide"),
         ("--gpu-layers --gpu-layers-draft --fit", "as many layers as fit are on the GPU"),
         ("--flash-attn --cache-type-k --cache-type-v --cache-type-k-draft", "memory and speed decide"),
         ("--cache-type-v-draft --batch-size --ubatch-size --parallel", "memory and speed decide"),
@@ -123,7 +112,7 @@ def _put_context(draft: Draft, at: Place, text: str, value: str, given: ParsedOp
 
 def _with_values(words: Sequence[str], capabilities: Capabilities) -> Iterator[str]:
     """Add the value to a bare ``--flash-attn``, as builds before August 2025 had it."""
-    for word, after in zip(words, (*words[1:], "-"), strict=True):
+    for word, after in zip(words, (*words[1:], "-"), strict=False):
         yield word
         option = capabilities.find(word)
         if option is not None and "on" in option.allowed and after.startswith("-"):

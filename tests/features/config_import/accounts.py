@@ -51,7 +51,7 @@ def _parts(node: Any, key: str = "") -> Iterator[str]:
         return
     if isinstance(node, dict):
         for name, value in node.items():
-            yield str(name)
+            yield from () if "${" in str(name) else (str(name),)
             yield from _parts(value, str(name))
     elif isinstance(node, list):
         for value in node:

@@ -83,7 +83,7 @@ def test_result_goes_to_standard_output_and_replaces_no_file(
 def test_model_of_ollama_is_found_by_its_name(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layers = {"model": tiny_decoder(), "params": b'{"top_k": 5}', "system": b"Be kind."}
+    layers = {"model": tiny_decoder(), "params": b'{"num_ctx": 512}', "system": b"Be kind."}
     store(home / ".ollama/models", "registry.ollama.ai/library/tiny/latest", layers)
     store(home / "elsewhere", "hf.co/org/tiny/Q4", {"model": tiny_decoder()})
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "elsewhere"))
@@ -98,7 +98,7 @@ def test_model_of_ollama_is_found_by_its_name(
         assert f"path: {home}/{blob}" in text, text
         assert check(home / "config.yaml") == 0, capfd.readouterr().err
     assert "system: Be short." in text
-    assert "top_k: 5" in text
+    assert "ctx_size: 512" in text
 
 
 @pytest.mark.parametrize("source", ["missing.yaml", "../..", "a//b", "", "x\0y", "~nobody/x", "a:b:c"])

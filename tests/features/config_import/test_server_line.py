@@ -34,6 +34,7 @@ def test_commands_that_only_start_llama_server(command: str, found: Any) -> None
 
 # The flags, the settings, and parts of the comments.
 ROWS: list[tuple[str, dict[str, Any], str]] = [
+    ("", {}, ""),
     ("-m x.gguf -a a,b --alias c", {"path": "x.gguf", "aliases": ["a", "b", "c"]}, ""),
     ("-hf org/m:Q4", {"repo": "org/m:Q4"}, ""),
     ("-mu https://h/x.gguf", {"url": "https://h/x.gguf"}, ""),
