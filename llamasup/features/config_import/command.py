@@ -58,7 +58,7 @@ def import_config(view: View, file: Source, output: Output = None, force: Force 
     count = plural(len(draft.config.get("models", ())), "model")
     view.say("info", "config", f"Translated {count}. Read the comments.")
     for issue in issues:
-        view.say("warning", "config", printable(f"The config is not complete: {issue.key}: {issue.what}"))
+        view.say("warning", "config", printable(f"Not complete: {issue.what}"))
     path = "FILE" if output is None else printable(shlex.quote(str(output)))
     view.say("info", "config", f"  → Check its files: llamasup config check {path}")
     return 1 if issues else 0
@@ -132,4 +132,4 @@ def _issues(text: str) -> Sequence[Issue]:
 
     unset = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x")  # they are set where it is served
     environ = {**unset, **os.environ}
-    return read_text(text.encode(), "FILE", Path.cwd(), environ, config_keys())[1]
+    return read_text(text.encode(), "The result", Path.cwd(), environ, config_keys())[1]

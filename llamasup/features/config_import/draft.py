@@ -72,8 +72,9 @@ class Draft:
 
     def add(self, place: Place, values: Sequence[str], note: str = "") -> None:
         """Add to the list at a place."""
-        holders = dict(_places(self.config))
-        before = holders[place][place[-1]] if place in holders else []
+        before: Any = self.config
+        for part in place:
+            before = before.get(part, {})
         if values:
             self.put(place, list(dict.fromkeys((*before, *values))), note)
 

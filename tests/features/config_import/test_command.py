@@ -119,4 +119,4 @@ def test_broken_store_and_large_files_are_errors(home: Path, capfd: pytest.Captu
 def test_config_without_models_is_not_complete(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "empty.yaml").write_text("models: {}\n")
     assert import_config("empty.yaml") == 1
-    assert "is not complete" in capfd.readouterr().err
+    assert "Not complete: the file is empty" in capfd.readouterr().err
