@@ -81,6 +81,12 @@ class _Import:
         self._size = 0  # the values, and the letters in them
         self._names: dict[str, str] = {}  # each name in llama-swap → the name of the model
         models = _table(root.pop("models")) if isinstance(root.get("models"), dict) else {}
+        self._public: dict[str, str] = {}  # the id in llama-swap → the name for clients, which may be shorter
+        for name in sorted(models, key=lambda name: valid_name(name) != name):
+            public = valid_name(name)
+            self._public[name] = (
+                f"{public}_{len(self._public)}" if public in self._public.values() else public
+            )
         macros = self._expanded(_table(root.pop("macros", None)), None)
         top = {**({"macros": macros} if macros else {}), **self._expanded(root, macros)}
         for key, value in top.items():
@@ -149,7 +155,8 @@ class _Import:
         )
         words, env = _words(model.get("cmd")), list(map(str, _list(model.get("env"))))
         aliases, filters = list(map(str, _list(model.get("aliases")))), _table(model.get("filters"))
-        base = valid_name(name) + ":unfiltered" * bool(filters)
+        public = self._public[name]
+        base = public + ":unfiltered" * bool(filters)
         at: Place = ("models", base)
         self._names |= dict.fromkeys((*aliases, name), base)
         self.draft.put(at, {}, f"from {name}")
@@ -162,7 +169,7 @@ class _Import:
         if filters:
             self._put_filters(name, base, aliases, filters)
         else:
-            self.draft.add((*at, "aliases"), [*aliases, *([name] if valid_name(name) != name else [])])
+            self.draft.add((*at, "aliases"), [*aliases, *([name] if public != name else [])])
 
     def _put_server(self, at: Place, words: Sequence[str], env: Sequence[str]) -> bool:
         """Put a model that llamasup plans; False if the command is no llama-server."""
@@ -213,13 +220,16 @@ class _Import:
         by_id, shared = _table(filters.get("setParamsByID")), _table(filters.get("setParams"))
         stripped = re.split(r"[,\s]+", str(filters.get("stripParams", filters.get("strip_params", ""))))
         for each in dict.fromkeys((name, *by_id)):
-            at, values = ("virtual_models", valid_name(each)), {**shared, **_table(by_id.get(each))}
+            at, values = (
+                ("virtual_models", self._public.get(each, valid_name(each))),
+                {**shared, **_table(by_id.get(each))},
+            )
             remove = [word for word in stripped if word and word not in values]
             entry = {"model": base, "set": values, "remove": remove}
             self.draft.put(at, entry, f"from the filters of {name}")
         for alias in (alias for alias in aliases if alias not in (*by_id, name)):
             at = ("virtual_models", valid_name(alias))
-            self.draft.put((*at, "model"), valid_name(name), f"from the aliases of {name}")
+            self.draft.put((*at, "model"), self._public[name], f"from the aliases of {name}")
 
     # --- several models ------------------------------------------------------------------------------------
 
@@ -230,7 +240,10 @@ class _Import:
             if _table(group).get("swap", True):
                 self.draft.put(("groups", valid_name(name)), members)
         for name, selector in _table(top.get("selectors")).items():
-            targets = [valid_name(str(each)) for each in _list(_table(selector).get("targets"))]
+            targets = [
+                self._public.get(str(each), valid_name(str(each)))
+                for each in _list(_table(selector).get("targets"))
+            ]
             chosen = targets[:1] if _table(selector).get("strategy") == "pin" else targets
             self.draft.put(("virtual_models", valid_name(name), "any"), chosen)
         for name in map(str, _list(_table(_table(top.get("hooks")).get("on_startup")).get("preload"))):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llamasup.core.config.issues import Issue
@@ -75,6 +75,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example({"a\x85b": ["\u2028", "x\n y", "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")]})
 def test_any_value_is_written_on_one_line(value: Any) -> None:
     text = flow(value)
     assert "\n" not in text

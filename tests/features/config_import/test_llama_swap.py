@@ -194,6 +194,17 @@ def test_other_engines_become_models_with_a_command(model: str, expected: dict[s
         assert draft.checked(issues_of)[1] == ()
 
 
+def test_ids_that_become_one_name_stay_two_models() -> None:
+    cmd = "{cmd: llama-server -m %s.gguf, filters: {setParams: {top_k: %s}}}"
+    config = config_from(translated(f"models: {{a b: {cmd % ('x', 1)}, a-b: {cmd % ('y', 2)}}}"))
+    assert list(config.models) == ["a-b_1:unfiltered", "a-b:unfiltered"]
+    virtual = config.features["virtual_models"]
+    assert {name: (entry.model, entry.set) for name, entry in virtual.items()} == {
+        "a-b_1": ("a-b_1:unfiltered", {"top_k": 1}),
+        "a-b": ("a-b:unfiltered", {"top_k": 2}),
+    }
+
+
 def test_command_without_a_port_gets_a_hint() -> None:
     assert "Write {port} where" in plain(translated("models: {x: {cmd: serve 80}}").text())
     assert "Write {port}" not in translated("models: {x: {cmd: 'serve ${PORT}'}}").text()
@@ -266,6 +277,6 @@ KEYS = st.sampled_from(
     st.dictionaries(st.text(max_size=9), st.dictionaries(KEYS, VALUES)),
 )
 def test_any_values_give_a_valid_config(top: dict[str, Any], models: dict[str, Any]) -> None:
-    text = yaml.safe_dump({**top, "models": {"m": {"cmd": "llama-server -m x"}, **models}})
+    text = yaml.safe_dump({**top, "models": {**models, "m": {"cmd": "llama-server -m x"}}})
     _, issues = translated(text).checked(issues_of)
     assert issues == ()
