@@ -69,78 +69,48 @@ _QUOTE, _BACKSLASH = b'"\\'
 _OPENS, _CLOSES, _OBJECT = b"[{", b"]}", 0x7B
 
 
-class BodyScan:
+class BodyScan(msgspec.Struct, eq=False):
     """Scan of a body. ``lists``: top-level fields whose items are jobs. ``urls``: whether to find URLs.
     ``most_steps``: a body with more tokens is unclear.
     """
 
-    __slots__ = (
-        "_commas",
-        "_content",
-        "_counts",
-        "_end",
-        "_escape",
-        "_fields",
-        "_in_string",
-        "_integers",
-        "_is_object",
-        "_is_value",
-        "_items",
-        "_keep",
-        "_kept",
-        "_key",
-        "_keys",
-        "_line",
-        "_lists",
-        "_most_steps",
-        "_number",
-        "_opening",
-        "_overlong",
-        "_steps",
-        "_text_from",
-        "_times",
-        "_urls",
-        "remote",
-        "suspect",
-        "unclear",
-    )
+    lists: Iterable[bytes] = ()
+    urls: bool = False
+    most_steps: int = MAX_STEPS
+    unclear: bool = False  # too many tokens, or nested too deeply
+    suspect: bool = False  # some string in the body may be a URL
+    remote: list[str | None] = []  # URLs that llama-server would fetch; None: an unreadable one
+    _lists: frozenset[bytes] = frozenset()
+    _steps: int = 0
+    _end: bytes = b""  # the last bytes of the previous piece
+    _opening: bytes = b""  # the first two bytes of the body
+    # State of a form.
+    _fields: int = 0  # whose names may be those of lists
+    _line: bytes = b""  # the begin of a line of a part's head that is not complete
+    # For each open array and object, outermost first: its key, and whether it is an object.
+    _keys: list[bytes] = []
+    _is_object: list[bool] = []
+    _key: bytes = b""  # the last key that was read
+    _is_value: bool = False  # the next token is the value of ``_key``
+    _text_from: int = 0  # the depth at which text for the model begins; 0: not inside it
+    # State of the current string.
+    _in_string: bool = False
+    _escape: bool = False  # the last piece ended with a backslash
+    _keep: int = 0  # how many of its bytes to keep
+    _kept: bytes = b""
+    _overlong: bool = False
+    # State of the array or object whose items are counted.
+    _counts: bool = False
+    _commas: int = 0
+    _content: bool = False
+    _integers: bool = False
+    _items: int = 1  # the highest count so far
+    # The digits of ``n``; None: the current value is not ``n``.
+    _number: bytes | None = None
+    _times: int = 1
 
-    def __init__(
-        self, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
-    ) -> None:
-        self.unclear = False  # too many tokens, or nested too deeply
-        self.suspect = False  # some string in the body may be a URL
-        self.remote: list[str | None] = []  # URLs that llama-server would fetch; None: an unreadable one
-        self._lists = frozenset(lists)
-        self._urls = urls
-        self._most_steps = most_steps
-        self._steps = 0
-        self._end = b""  # the last bytes of the previous piece
-        self._opening = b""  # the first two bytes of the body
-        # State of a form.
-        self._fields = 0  # whose names may be those of lists
-        self._line = b""  # the begin of a line of a part's head that is not complete
-        # For each open array and object, outermost first: its key, and whether it is an object.
-        self._keys: list[bytes] = []
-        self._is_object: list[bool] = []
-        self._key = b""  # the last key that was read
-        self._is_value = False  # the next token is the value of ``_key``
-        self._text_from = 0  # the depth at which text for the model begins; 0: not inside it
-        # State of the current string.
-        self._in_string = False
-        self._escape = False  # the last piece ended with a backslash
-        self._keep = 0  # how many of its bytes to keep
-        self._kept = b""
-        self._overlong = False
-        # State of the array or object whose items are counted.
-        self._counts = False
-        self._commas = 0
-        self._content = False
-        self._integers = False
-        self._items = 1  # the highest count so far
-        # The digits of ``n``; None: the current value is not ``n``.
-        self._number: bytes | None = None
-        self._times = 1
+    def __post_init__(self) -> None:
+        self._lists = frozenset(self.lists)
 
     @property
     def jobs(self) -> int:
@@ -151,7 +121,7 @@ class BodyScan:
 
     def feed(self, piece: bytes) -> None:
         before, head = self._end, piece[:_OVERLAP]
-        if self._urls and not self.suspect:
+        if self.urls and not self.suspect:
             self.suspect = may_hold_url(piece) or may_hold_url(before + head)
         if self._lists:
             self._find_fields(piece)
@@ -181,7 +151,7 @@ class BodyScan:
                 return
             field = _FIELD(text, begin, end) if end >= 0 else None
             self._fields += field is None or field[2] in self._lists
-        if self._steps > self._most_steps:
+        if self._steps > self.most_steps:
             self.unclear = True
         tail = text[1 - len(b"\r\ncontent-disposition:") :]
         at = tail.find(b"\r")
@@ -200,7 +170,7 @@ class BodyScan:
             if end == size:
                 return
             self._steps += 1
-            if self._steps > self._most_steps:
+            if self._steps > self.most_steps:
                 self.unclear = True
                 return
             byte, at = piece[end], end + 1
@@ -225,7 +195,7 @@ class BodyScan:
             self._keep = _MAX_KEY
             return
         self._number = None
-        self._keep = _MAX_URL if self._urls and self._is_media() else 0
+        self._keep = _MAX_URL if self.urls and self._is_media() else 0
 
     def _string(self, piece: bytes, at: int) -> int:
         """Read more of a string. Returns the position behind it."""
@@ -343,7 +313,7 @@ def scanned(
     body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
 ) -> BodyScan:
     """Return the scan of a complete body."""
-    scan = BodyScan(lists, urls=urls, most_steps=most_steps)
+    scan = BodyScan(lists, urls, most_steps)
     scan.feed(body)
     return scan
 

@@ -137,48 +137,35 @@ _EVENT = b"data: {"
 _EVENT_ENDS = (b"\n\n\r\n", b"\n\n")
 
 
-class _Item:
+class _Item(msgspec.Struct):
     """The counts of one item. ``prompt`` includes cached tokens."""
 
-    __slots__ = ("cached", "completion", "prompt")
-
-    def __init__(self) -> None:
-        self.prompt: int | None = None
-        self.cached: int | None = None
-        self.completion: int | None = None
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
 
 
-class TokenMeter:
+class TokenMeter(msgspec.Struct, eq=False):
     """Counts the tokens of one answer.
 
     ``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
     per token.
     """
 
-    __slots__ = (
-        "_adds_up",
-        "_at",
-        "_awaits_index",
-        "_before",
-        "_items",
-        "_rest",
-        "_seen",
-        "events",
-        "streams",
-        "tokens_per_s",
-    )
+    label: str
+    streams: bool
+    events: int = 0
+    tokens_per_s: float | None = None
+    _adds_up: bool = False  # ``index`` is that of a block, not of an item
+    _items: dict[int, _Item] = {}
+    _seen: int = 1  # items, by their indices
+    _at: int = 0
+    _awaits_index: bool = True
+    _before: bytes = b""  # the last events without counts: their index applies to the counts that follow
+    _rest: bytes = b""
 
-    def __init__(self, label: str, *, streams: bool) -> None:
-        self.streams = streams
-        self._adds_up = label.encode() in NAMED_EVENTS  # there, ``index`` is that of a block, not of an item
-        self._items: dict[int, _Item] = {}
-        self._seen = 1  # items, by their indices
-        self._at = 0
-        self._awaits_index = True
-        self._before = b""  # the last events without counts: their index applies to the counts that follow
-        self._rest = b""
-        self.events = 0
-        self.tokens_per_s: float | None = None
+    def __post_init__(self) -> None:
+        self._adds_up = self.label.encode() in NAMED_EVENTS
 
     def read(self, piece: bytes) -> None:
         """Read the next bytes of the answer, with their chunk framing."""
