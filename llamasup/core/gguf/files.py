@@ -148,6 +148,16 @@ def split_paths(path: Path, count: int) -> list[Path]:
     ]
 
 
+def parts_of(file: Path) -> tuple[Path, ...]:
+    """Return all parts of the split set that ``file`` belongs to, whether they exist or not."""
+    part = split_name(file.name)
+    if part is None:
+        return (file,)
+    number = int(part.first.removesuffix(".gguf")[-5:])
+    parts = tuple(split_paths(file.with_name(part.first), number))
+    return parts if file in parts else (file,)  # part 3 of 2
+
+
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
 def _cache(folder: Path | None) -> FactCache[CachedFacts]:
     return FactCache("model", CachedFacts, revision=REVISION, folder=folder)

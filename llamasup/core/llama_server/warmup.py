@@ -42,17 +42,12 @@ _DECISION = WarmUpRequest(
 _SCORE = WarmUpRequest("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "one score")
 
 
+_REQUESTS = {ModelClass.ENCODER: _VECTOR, ModelClass.RERANKER: _SCORE, ModelClass.DECISION: _DECISION}
+
+
 def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
     """Return the request that a model of this class can answer."""
-    match model_class:
-        case ModelClass.ENCODER:
-            return _VECTOR
-        case ModelClass.RERANKER:
-            return _SCORE
-        case ModelClass.DECISION:
-            return _DECISION
-        case _:
-            return _TOKEN
+    return _REQUESTS.get(model_class, _TOKEN)
 
 
 def begun_message_requests() -> tuple[WarmUpRequest, WarmUpRequest]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.gguf.files import split_name, split_paths
+from llamasup.core.gguf.files import parts_of
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.hub.part_file import Busy, PartFile, leftovers_of
 from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, parse_ref
@@ -88,11 +88,11 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
         if found is not None:
             parts = found.parts
         elif (listed := file_of(name, folders=(folder,), required=False)) != name:
-            parts = _parts_of(Path(listed))
+            parts = parts_of(Path(listed))
         else:
             return _only_leftovers(name, ref, folder)
     else:
-        parts = _parts_of(first)
+        parts = parts_of(first)
     parts = tuple(file for file in parts if file.is_symlink() or file.exists())
     for file in parts:
         _refuse_outside(file, folder)
@@ -100,19 +100,9 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
     return Removal(name, files, tuple(leftover for file in files for leftover in leftovers_of(file)))
 
 
-def _parts_of(file: Path) -> tuple[Path, ...]:
-    """All parts of the split set that ``file`` belongs to, whether they exist or not."""
-    part = split_name(file.name)
-    if part is None:
-        return (file,)
-    number = int(part.first.removesuffix(".gguf")[-5:])
-    parts = tuple(split_paths(file.with_name(part.first), number))
-    return parts if file in parts else (file,)  # part 3 of 2
-
-
 def entries_of(path: str) -> tuple[str, ...]:
     """List the entries of folders that a load of this file reads (``file_use``). Blocks."""
-    return tuple(str(entry) for part in _parts_of(Path(path)) for entry in _links_of(part))
+    return tuple(str(entry) for part in parts_of(Path(path)) for entry in _links_of(part))
 
 
 def _links_of(path: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from zlib import crc32
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts
+from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.gguf.files import read_model
 from llamasup.core.hub.reference import is_reference, parse_ref
 from llamasup.core.llama_server.argv_builder import read_extra, with_absolute_paths
@@ -34,14 +34,12 @@ from llamasup.core.llama_server.rpc.workers import (
 )
 from llamasup.core.planning.drafting import extra_draft_path
 from llamasup.core.planning.projectors import (
-    ABOVE,
     SEEING,
-    Candidate,
     Pairing,
     chosen_by_user,
     has_projector_name,
     is_of_quantization,
-    pair_projector,
+    pairings_of,
     place_of,
 )
 from llamasup.core.settings.model import Settings
@@ -49,45 +47,12 @@ from llamasup.core.settings.names import names_of
 from llamasup.core.system.process.run_folder import private_runtime_folder
 from llamasup.core.system.storage.fact_cache import FileIdentity
 from llamasup.core.system.storage.folders import atomic_write, cache_folder, models_folder
-from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.core.system.text import split_row
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
-
-
-def sibling_projectors(
-    model: Path, *, cache_folder: Path | None = None
-) -> tuple[list[Candidate], list[str], str]:
-    """Find the projectors in the model's folder, or in the folder above it.
-
-    Returns them with the names of the other model files of that folder, and with its place.
-
-    Only files with "mmproj" in their names are read, and unreadable ones are skipped.
-    """
-    here = _names_in(_snapshots(model.parent))
-    candidates, others = _read_projectors(here, cache_folder)
-    where = "in the model's folder"
-    if not candidates and is_of_quantization(model.parent):
-        above = model.parent.parent
-        candidates, others = _read_projectors(_names_in(_snapshots(above)), cache_folder)
-        where = ABOVE
-        others += [path.name for path in _names_in(filter(is_of_quantization, _folders(_snapshots(above))))]
-    return candidates, [name for name in others if name != model.name], where
-
-
-def _read_projectors(paths: Sequence[Path], cache_folder: Path | None) -> tuple[list[Candidate], list[str]]:
-    projectors = [path for path in paths if has_projector_name(path.name)]
-    candidates = []
-    for path in projectors[:_MAX_PROJECTORS]:
-        try:
-            facts = read_model(path, cache_folder=cache_folder)
-        except (ModelInvalid, ModelMissing):
-            continue
-        if facts.model_class is ModelClass.PROJECTOR:
-            candidates.append(Candidate(str(path), facts))
-    return candidates, [path.name for path in paths if path not in projectors]
 
 
 def _snapshots(folder: Path) -> list[Path]:
@@ -210,11 +175,22 @@ def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
 
 
 def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:
-    """The projector in the folder of the model at ``path``, for a start without ``--mmproj``."""
+    """The projector in the folder of the model at ``path``, or above it, for a start without ``--mmproj``.
+
+    Only files with "mmproj" in their names are read, and unreadable ones are skipped.
+    """
     if model.model_class not in SEEING:
         return None
-    candidates, neighbours, where = sibling_projectors(path)
-    return pair_projector(model, str(path), candidates, neighbours, where=where)
+    folders = _snapshots(path.parent)
+    if is_of_quantization(path.parent):
+        above = _snapshots(path.parent.parent)
+        folders += [*above, *filter(is_of_quantization, _folders(above))]
+    files = [str(file) for file in _names_in(dict.fromkeys(folders))]
+    models = {str(path): model}
+    for file in list(filter(has_projector_name, files))[:_MAX_PROJECTORS]:
+        with suppress(ModelInvalid, ModelMissing):
+            models[file] = read_model(file)
+    return pairings_of(models, (file for file in files if file not in models)).get(str(path))
 
 
 def read_given(model: str) -> tuple[Path, ModelFacts]:
@@ -242,7 +218,7 @@ def find_model(name: str) -> Path:
     if name.startswith(("http://", "https://")):
         return _downloaded(name)  # not a path, and with a signature too long for one
     path = expanded(name)
-    if name == DEMO and not _is_file(path):
+    if name == DEMO and path_kind(path) is not PathKind.FILE:
         return demo_file()
     if _exists(path):
         return path
@@ -262,13 +238,6 @@ def _downloaded(name: str) -> Path:
             remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
         )
     return found.path
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def _exists(path: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.llama_server.argv_builder import ExtraArgs
@@ -73,71 +73,46 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
 )
 
 
-class PlanInputs(Struct, frozen=True, kw_only=True):
+class PlanInputs(Struct, frozen=True):
     """The facts and wishes that decide every size, and most flags.
 
-    ``model`` has the context length that llama-server takes it to be trained for. ``extra_args`` are the
-    flags of the user and of ``llamasup tune`` for llama-server.
+    ``extra_args`` are the flags of the user and of ``llamasup tune`` for llama-server. Derived from the other
+    facts are ``prefers``, the class that the model is served as (``serves``), and the context length of
+    ``model``: that which llama-server takes it to be trained for.
     """
 
     capabilities: Capabilities
     model: ModelFacts
-    serves: ModelClass  # --embedding after "--" makes a decoder an encoder
     hardware: Hardware
     settings: Settings
     extra_args: ExtraArgs
-    prefers: Preferences
     bounds: PlanLimits
-    kind: RuntimeKind
-    runtime: str  # the build, as the history names it
-    draft: ModelFacts | None  # of the file that the user set
-    projector: ModelFacts | None  # that llama-server will load
-    history: LoadHistory
-    shared: bool  # other models need the spare memory
+    kind: RuntimeKind = "binary"
+    runtime: str = ""  # the build, as the history names it
+    draft: ModelFacts | None = None  # of the file that the user set
+    projector: ModelFacts | None = None  # that llama-server will load
+    history: LoadHistory = _NO_HISTORY
+    shared: bool = False  # other models need the spare memory
+    prefers: Preferences = Preferences()
+    serves: ModelClass = ModelClass.DECODER
+
+    def __post_init__(self) -> None:
+        model, bounds = self.model, self.bounds
+        prefers = _PREFERENCES[self.settings.profile]
+        if not model.known:
+            prefers = replace(prefers, grows=False, kv_type_on_cpu="f16", kv_types_on_device=("f16",))
+        if prefers.server_defaults:  # it chooses the sizes
+            bounds = PlanLimits(bare=bounds.bare, why=bounds.why if bounds.bare else "")
+        longest = _longest_context(self.capabilities, model, self.extra_args)
+        force_setattr(self, "model", replace(model, context_length=longest))
+        force_setattr(self, "serves", served_as(model, self.extra_args))
+        force_setattr(self, "prefers", prefers)
+        force_setattr(self, "bounds", bounds)
 
     @property
     def sets_length(self) -> bool:
         """Whether the user set the length of the context."""
         return self.settings.ctx_size is not None or self.extra_args.has("--ctx-size")
-
-
-def plan_inputs(
-    capabilities: Capabilities,
-    model: ModelFacts,
-    hardware: Hardware,
-    settings: Settings,
-    extra_args: ExtraArgs,
-    bounds: PlanLimits,
-    *,
-    kind: RuntimeKind = "binary",
-    runtime: str = "",
-    draft: ModelFacts | None = None,
-    projector: ModelFacts | None = None,
-    history: LoadHistory = _NO_HISTORY,
-    shared: bool = False,
-) -> PlanInputs:
-    """Derive the inputs of a plan from its facts."""
-    prefers = _PREFERENCES[settings.profile]
-    if not model.known:
-        prefers = replace(prefers, grows=False, kv_type_on_cpu="f16", kv_types_on_device=("f16",))
-    if prefers.server_defaults:
-        bounds = PlanLimits(bare=bounds.bare, why=bounds.why if bounds.bare else "")  # it chooses the sizes
-    return PlanInputs(
-        capabilities=capabilities,
-        model=replace(model, context_length=_longest_context(capabilities, model, extra_args)),
-        serves=served_as(model, extra_args),
-        hardware=hardware,
-        settings=settings,
-        extra_args=extra_args,
-        prefers=prefers,
-        bounds=bounds,
-        kind=kind,
-        runtime=runtime,
-        draft=draft,
-        projector=projector,
-        history=history,
-        shared=shared,
-    )
 
 
 def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:

@@ -82,8 +82,8 @@ def largest_that_fits(
             now = structs.replace(now, gpu_layers=None)
         elif parallel > 1:
             now = structs.replace(now, parallel=parallel // 2)
-        elif plan.smaller_kv_type is not None and bounds.kv_type is None:
-            bounds = replace(bounds, kv_type=plan.smaller_kv_type)
+        elif plan.kv.smaller is not None and bounds.kv_type is None:
+            bounds = replace(bounds, kv_type=plan.kv.smaller)
         elif ctx_size > MIN_CTX_SIZE:
             now = structs.replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
@@ -169,7 +169,7 @@ def _halved(
 def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
     """The next smaller plan. Skips a step that saves nothing, such as fewer slots of a fixed context."""
     bounds = replace(plan.bounds, why=why)
-    if plan.least_ctx_size is not None:
+    if plan.context.least_of_slot is not None:
         order = ("--ctx-size", *order)
     steps = (_fallback_step(plan, bounds, option) for option in order if option in plan.adjustable)
     plans = (candidate(step) for step in steps if step is not None)
@@ -180,13 +180,13 @@ def _fallback_step(plan: PlanSizes, bounds: PlanLimits, option: str) -> PlanLimi
     match option:
         case "--parallel" if plan.parallel > 1:
             return replace(bounds, parallel=plan.parallel // 2)
-        case "--ctx-size" if plan.least_ctx_size is not None:
-            return replace(bounds, ctx_size=plan.least_ctx_size)
+        case "--ctx-size" if plan.context.least_of_slot is not None:
+            return replace(bounds, ctx_size=plan.context.least_of_slot)
         case "--ctx-size" if plan.ctx_size_of_slot > MIN_CTX_SIZE:
             return replace(bounds, ctx_size=max(MIN_CTX_SIZE, plan.ctx_size_of_slot // 2))
         # A bound of f16 follows a crash with a packed type.
-        case "--kv-type" if plan.smaller_kv_type is not None and bounds.kv_type is None:
-            return replace(bounds, kv_type=plan.smaller_kv_type)
+        case "--kv-type" if plan.kv.smaller is not None and bounds.kv_type is None:
+            return replace(bounds, kv_type=plan.kv.smaller)
     return None
 
 
@@ -222,7 +222,7 @@ def _plainer_cache(plan: LaunchPlan) -> PlanLimits | None:
     why = "llama-server crashed during its start with a packed KV cache or flash attention"
     if "--kv-type" in plan.adjustable and plan.kv_type != "f16":
         return replace(plan.bounds, kv_type="f16", why=why)
-    if "--flash-attn" in plan.adjustable and plan.flash_attn in ("on", "auto") and plan.kv_type == "f16":
+    if "--flash-attn" in plan.adjustable and plan.kv.flash in ("on", "auto") and plan.kv_type == "f16":
         return replace(plan.bounds, flash_attn_off=True, why=why)
     return None
 
@@ -310,7 +310,7 @@ def _profile(plan: LaunchPlan) -> str:
 
 def _flash(plan: LaunchPlan) -> str:
     """Flash attention as on or off; "auto" counts as on, because a packed cache turns it into "on"."""
-    return "off" if plan.flash_attn == "off" else "on"
+    return "off" if plan.kv.flash == "off" else "on"
 
 
 def _layers(plan: LaunchPlan) -> str:

@@ -26,7 +26,7 @@ from llamasup.core.llama_server.slots.policy import KeptSlots, SlotHome, give_sl
 from llamasup.core.planning.adapters import give_adapters
 from llamasup.core.planning.context import give_context
 from llamasup.core.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
-from llamasup.core.planning.inputs import PlanInputs, Preferences, absolute_path, plan_inputs
+from llamasup.core.planning.inputs import PlanInputs, Preferences, absolute_path
 from llamasup.core.planning.kv_type import give_kv_cache
 from llamasup.core.planning.machine_flags import (
     WHY_SPIN,
@@ -148,7 +148,16 @@ def plan(facts: PlanFacts) -> LaunchPlan:
     capabilities, settings, measured = facts.capabilities, facts.settings, facts.measured
     by_user = read_extra(capabilities, settings.extra)
     better = ExtraArgs() if measured is None else read_extra(capabilities, measured.changes.words)
-    inputs = _inputs(facts, ExtraArgs((*better.options, *by_user.options)))
+    model, extra_args = facts.model, ExtraArgs((*better.options, *by_user.options))
+    inputs = PlanInputs(
+        *(capabilities, model, facts.hardware, settings, extra_args, facts.bounds),
+        kind=facts.kind,
+        runtime=runtime_id(facts.command, capabilities),
+        draft=facts.draft,
+        projector=projector_loaded(capabilities, model, settings, extra_args, facts.mmproj, facts.found),
+        history=facts.history,
+        shared=facts.shared,
+    )
     sizes = choose_sizes(inputs)
     counts = None if sizes.draft is None else counts_for(facts.history.drafts, inputs.runtime, sizes.draft)
     cache_mib, why_cache = decide_prompt_cache(inputs, sizes.memory)
@@ -189,19 +198,6 @@ def plan(facts: PlanFacts) -> LaunchPlan:
             *filter(None, [sizes.context.cut, unknown_warning(facts.model), unused_gpu_warning(facts)]),
         ),
         slots=slots,
-    )
-
-
-def _inputs(facts: PlanFacts, extra_args: ExtraArgs) -> PlanInputs:
-    capabilities, model, settings = facts.capabilities, facts.model, facts.settings
-    return plan_inputs(
-        *(capabilities, model, facts.hardware, settings, extra_args, facts.bounds),
-        kind=facts.kind,
-        runtime=runtime_id(facts.command, capabilities),
-        draft=facts.draft,
-        projector=projector_loaded(capabilities, model, settings, extra_args, facts.mmproj, facts.found),
-        history=facts.history,
-        shared=facts.shared,
     )
 
 

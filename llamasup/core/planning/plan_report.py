@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from llamasup.core.llama_server.plan_limits import Change, Reduction
 from llamasup.core.planning.ladder import changes
-from llamasup.core.planning.measured.load_history import DraftCounts
-from llamasup.core.planning.measured.tuned import Measured
 from llamasup.core.planning.memory.estimate import MemoryEstimate, memory_rows
 from llamasup.core.planning.plan import LaunchPlan
 from llamasup.core.settings.model import Profile, Settings
@@ -34,33 +32,23 @@ def plan_as_json(
 
     ``alternatives`` are the plans considered, the preferred one first. ``refused`` is the error of ``run``.
     """
+    measured, drafts = plan.measured, plan.draft_counts
     return {
         "model": model,
         "runtime": {"path": path, "kind": kind, "version": version},
         "argv": list(plan.argv),
         "env": plan.env_shown,
         "env_reasons": dict(plan.env_reasons),
-        "reasons": [
-            {"flag": why.flag, "value": why.value, "reason": why.reason, "passed": why.passed}
-            for why in plan.reasons
-        ],
+        "reasons": to_builtins(plan.reasons),
         "memory": _memory_as_json(plan.memory),
         "profile": profile,
-        "measured": None if plan.measured is None else _measured_as_json(plan.measured),
-        "drafts": _counts_as_json(plan.draft_counts),
+        "measured": measured and {"taken": measured.changes.as_json, "reason": measured.why},
+        "drafts": drafts and {"proposed": drafts.proposed, "accepted": drafts.accepted},
         "slots": plan.parallel,
         "ctx_size": plan.ctx_size,  # of one request, as in the status
         "alternatives": [_alternative_as_json(alternative) for alternative in alternatives],
         "remedy": None if refused is None else refused.remedy,
     }
-
-
-def _counts_as_json(counts: DraftCounts | None) -> dict[str, int] | None:
-    return None if counts is None else {"proposed": counts.proposed, "accepted": counts.accepted}
-
-
-def _measured_as_json(measured: Measured) -> dict[str, Any]:
-    return {"taken": measured.changes.as_json, "reason": measured.why}
 
 
 def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:

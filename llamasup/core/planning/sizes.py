@@ -76,28 +76,9 @@ class PlanSizes(Struct, frozen=True, kw_only=True):
         return self.shape.ctx_total // self.parallel
 
     @property
-    def least_ctx_size(self) -> int | None:
-        """The tokens of a slot that the profile requires; None: a slot has no more."""
-        return self.context.least_of_slot
-
-    @property
-    def image_tokens(self) -> int:
-        """The tokens of the largest image, which must fit in one micro-batch; 0: any micro-batch does."""
-        return self.context.image_tokens
-
-    @property
     def kv_type(self) -> str:
         """The type of the KV cache: ``q8_0``, or ``q8_0/f16`` where K and V differ."""
         return self.kv.name
-
-    @property
-    def smaller_kv_type(self) -> str | None:
-        """A type that takes less memory and may be used."""
-        return self.kv.smaller
-
-    @property
-    def flash_attn(self) -> str | None:
-        return self.kv.flash
 
     @property
     def draft(self) -> str | None:

@@ -12,7 +12,7 @@ from llamasup.core.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.core.llama_server.argv_builder import ExtraArgs
 from llamasup.core.llama_server.help_text import Capabilities, parse_help
 from llamasup.core.llama_server.plan_limits import PlanLimits
-from llamasup.core.planning.inputs import plan_inputs
+from llamasup.core.planning.inputs import PlanInputs
 from llamasup.core.planning.ladder import admit
 from llamasup.core.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.core.planning.projectors import pairings_of
@@ -99,7 +99,7 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
         return None
 
     def candidate(bounds: PlanLimits) -> PlanSizes:
-        return choose_sizes(plan_inputs(_CURRENT_BUILD, facts, hardware, Settings(), ExtraArgs(), bounds))
+        return choose_sizes(PlanInputs(_CURRENT_BUILD, facts, hardware, Settings(), ExtraArgs(), bounds))
 
     admission = admit(candidate, PlanLimits())
     foreign = facts.big_endian != (byte_order == "big")

@@ -176,7 +176,7 @@ def _batches(setup: Setup) -> Iterator[Candidate]:
         return
     sizes = (64, 32) if setup.purpose == "memory" else (256, 1024, 128, 2048)
     for size in sizes:
-        if size != micro and setup.plan.image_tokens <= size <= batch:
+        if size != micro and setup.plan.context.image_tokens <= size <= batch:
             less = (
                 "takes less memory and fits into the CPU's caches" if size < micro else "reads long prompts"
             )
@@ -193,7 +193,7 @@ def _flash(setup: Setup) -> Iterator[Candidate]:
     if not setup.may_change("--flash-attn", setting=setup.settings.flash_attn):
         return
     packed = setup.plan.kv_type.rpartition("/")[2] not in _UNPACKED
-    now = setup.plan.flash_attn
+    now = setup.plan.kv.flash
     if now != "off" and not packed:
         why = "attention without the fused kernel can be faster on a CPU"
         yield _flag("flash", "--flash-attn", "off", why, lossy=True)
@@ -207,7 +207,7 @@ def _kv_cache(setup: Setup) -> Iterator[Candidate]:
         return
     if not setup.may_change("--cache-type-k", "--cache-type-v", setting=setup.settings.kv_type):
         return
-    if setup.plan.flash_attn in (None, "off"):
+    if setup.plan.kv.flash in (None, "off"):
         return  # a packed V cache needs it
     lengths = (setup.model.key_length, setup.model.value_length)
     kinds = {"q8_0": "half of the KV cache to read and to hold"}

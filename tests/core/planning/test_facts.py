@@ -22,9 +22,10 @@ from llamasup.core.planning.facts import (
     demo_draft,
     demo_model,
     prepare,
-    sibling_projectors,
+    sibling_projector,
 )
 from llamasup.core.planning.planner import Planner
+from llamasup.core.planning.projectors import Pairing
 from llamasup.core.pool.estimate import prepare_listed
 from llamasup.core.settings.model import Settings
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
@@ -258,18 +259,23 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
 # --- files next to the model ---------------------------------------------------------------------
 
 
-def names_of(model: Path) -> tuple[list[str], list[str]]:
-    candidates, neighbours, _ = sibling_projectors(model)
-    return [Path(each.path).name for each in candidates], neighbours
+def pairing_of(model: Path) -> Pairing | None:
+    return sibling_projector(model, facts_of(models.tiny_decoder()))
 
 
-def test_projectors_by_name_and_the_other_models(tmp_path: Path) -> None:
-    model = tmp_path / "tiny.gguf"
+def test_a_projector_is_found_by_its_name_among_other_models(tmp_path: Path) -> None:
     for name in ("mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"):
         (tmp_path / name).write_bytes(vision.vision_projector())
     for name in ("tiny.gguf", "other.gguf", "notes.txt", "mmproj.txt"):
         (tmp_path / name).write_bytes(models.tiny_decoder())
-    assert names_of(model) == (["mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"], ["other.gguf"])
+    found = pairing_of(tmp_path / "tiny.gguf")
+    assert found is not None
+    assert found.projector is not None
+    assert Path(found.projector.path).name == "tiny.MMPROJ-Q8_0.GGUF"
+    unnamed = pairing_of(tmp_path / "third.gguf")
+    assert unnamed is not None
+    names = "mmproj-F16.gguf and tiny.MMPROJ-Q8_0.GGUF"
+    assert unnamed.reason.startswith(f"{names} may belong to this model or to other.gguf: ")
 
 
 def test_unreadable_files_and_other_models_are_not_projectors(tmp_path: Path) -> None:
@@ -277,19 +283,20 @@ def test_unreadable_files_and_other_models_are_not_projectors(tmp_path: Path) ->
     (tmp_path / "mmproj-gone.gguf").symlink_to(tmp_path / "nowhere")
     (tmp_path / "mmproj-folder.gguf").mkdir()
     (tmp_path / "mmproj-not.gguf").write_bytes(models.tiny_decoder())
-    assert names_of(tmp_path / "tiny.gguf") == ([], [])
+    assert pairing_of(tmp_path / "tiny.gguf") is None
 
 
 def test_a_folder_that_cannot_be_listed_has_nothing(tmp_path: Path) -> None:
-    assert names_of(tmp_path / "gone" / "tiny.gguf") == ([], [])
+    assert pairing_of(tmp_path / "gone" / "tiny.gguf") is None
 
 
 def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
     content = vision.vision_projector()
     for index in range(facts._MAX_PROJECTORS + 5):
         (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
-    candidates, _, _ = sibling_projectors(tmp_path / "tiny.gguf")
-    assert len(candidates) == facts._MAX_PROJECTORS
+    found = pairing_of(tmp_path / "tiny.gguf")
+    assert found is not None
+    assert len(found.undecided) == facts._MAX_PROJECTORS
 
 
 # --- the demo model -------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_users_flash_attention_stays_on() -> None:
         candidate = ladder(kv_type="f16", **extra_args)
         step = step_down(candidate(PlanLimits()), FLASH_ABORT, candidate, steps_taken=0)
         assert step is not None
-        assert candidate(step.bounds).flash_attn == "on"
+        assert candidate(step.bounds).kv.flash == "on"
 
 
 def test_the_profile_plain_is_not_adjusted() -> None:
@@ -327,7 +327,7 @@ def test_crash_of_cache_kernels_leads_to_f16_then_to_no_flash_attention(
     plans, changes = walk(ladder(capabilities(NEW, SMALL_GPU)), crash)
     assert [change.setting for (change,) in changes[:2]] == ["--kv-type", "--flash-attn"]
     assert [plan.kv_type for plan in plans[:3]] == ["q8_0", "f16", "f16"]
-    assert plans[2].flash_attn == "off"
+    assert plans[2].kv.flash == "off"
     assert any("llama-server crashed during its start" in each.reason for each in plans[2].reasons)
 
 

@@ -318,19 +318,19 @@ def test_a_crash_while_the_file_was_read_changes_no_later_plan(host: Machine) ->
     whole = host.planner().plan(1)
     for _ in range(3):
         planner = host.planner()
-        assert fail_then_serve(planner, READING).flash_attn == "off"  # in this run the user is served at once
-        assert planner.plan(3).flash_attn == whole.flash_attn
-    assert host.planner().plan(1).flash_attn == whole.flash_attn
+        assert fail_then_serve(planner, READING).kv.flash == "off"  # in this run the user is served at once
+        assert planner.plan(3).kv.flash == whole.kv.flash
+    assert host.planner().plan(1).kv.flash == whole.kv.flash
 
 
 def test_crash_during_computation_counts_after_two_occurrences(host: Machine) -> None:
     whole = host.planner().plan(1)
     fail_then_serve(host.planner(), COMPUTING)
-    assert host.planner().plan(1).flash_attn == whole.flash_attn
+    assert host.planner().plan(1).kv.flash == whole.kv.flash
     fail_then_serve(host.planner(), COMPUTING)
     host.free(500 * GIB)
     later = host.planner().plan(1)
-    assert later.flash_attn == "off"
+    assert later.kv.flash == "off"
     assert "a plan without this setting ended with segfault on 20" in reason(later, "--flash-attn")
 
 
@@ -340,9 +340,9 @@ def test_crash_expires_after_two_weeks(host: Machine, monkeypatch: pytest.Monkey
     for _ in range(2):
         fail_then_serve(host.planner(), COMPUTING)
     monkeypatch.setattr(module, "_today", lambda: "2026-11-15")
-    assert host.planner().plan(1).flash_attn == "off"
+    assert host.planner().plan(1).kv.flash == "off"
     monkeypatch.setattr(module, "_today", lambda: "2026-11-16")
-    assert host.planner().plan(1).flash_attn == whole.flash_attn
+    assert host.planner().plan(1).kv.flash == whole.kv.flash
 
 
 def test_crash_does_not_count_against_a_plan_that_has_served(host: Machine) -> None:
@@ -351,7 +351,7 @@ def test_crash_does_not_count_against_a_plan_that_has_served(host: Machine) -> N
     planner.served(whole, [], resident_bytes=0, generated=True)
     for _ in range(3):
         fail_then_serve(host.planner(), COMPUTING)
-    assert host.planner().plan(1).flash_attn == whole.flash_attn
+    assert host.planner().plan(1).kv.flash == whole.kv.flash
     assert load_history(host.model).failed_plans == ()
 
 
@@ -364,9 +364,9 @@ def test_a_crash_counts_against_a_plan_that_served_more_than_two_weeks_ago(
     planner.served(planner.plan(1), [], resident_bytes=0, generated=True)
     for today in ("2026-11-15", "2026-11-16", "2026-11-17"):
         monkeypatch.setattr(module, "_today", lambda today=today: today)
-        assert host.planner().plan(1).flash_attn != "off"
+        assert host.planner().plan(1).kv.flash != "off"
         fail_then_serve(host.planner(), COMPUTING)
-    assert host.planner().plan(1).flash_attn == "off"
+    assert host.planner().plan(1).kv.flash == "off"
 
 
 def test_a_plan_that_was_not_seen_to_generate_has_not_served(host: Machine) -> None:
@@ -374,7 +374,7 @@ def test_a_plan_that_was_not_seen_to_generate_has_not_served(host: Machine) -> N
     planner.served(planner.plan(1), [], resident_bytes=0, generated=False)
     for _ in range(2):
         fail_then_serve(host.planner(), COMPUTING)
-    assert host.planner().plan(1).flash_attn == "off"
+    assert host.planner().plan(1).kv.flash == "off"
 
 
 def test_two_crashes_with_a_good_start_between_them_are_not_believed_without_a_warm_up(host: Machine) -> None:
@@ -383,7 +383,7 @@ def test_two_crashes_with_a_good_start_between_them_are_not_believed_without_a_w
         planner = host.planner()
         whole = planner.plan(1)
         planner.served(whole, [], resident_bytes=0, generated=False)
-    assert whole.flash_attn != "off"
+    assert whole.kv.flash != "off"
     assert load_history(host.model).failed_plans == ()
 
 
@@ -393,10 +393,10 @@ def test_crash_and_lack_of_memory_are_recorded_separately(host: Machine) -> None
     planner.step_down(planner.plan(1), COMPUTING)
     planner.step_down(planner.plan(2), HOST_FULL)
     made = planner.plan(3)
-    assert (made.flash_attn, made.parallel < whole.parallel) == ("off", True)
+    assert (made.kv.flash, made.parallel < whole.parallel) == ("off", True)
     planner.served(made, [], resident_bytes=0, generated=True)
     later = host.planner().plan(1)
-    assert (later.flash_attn, later.parallel) == (whole.flash_attn, made.parallel)
+    assert (later.kv.flash, later.parallel) == (whole.kv.flash, made.parallel)
 
 
 def test_a_rebuilt_llama_server_of_the_same_version_begins_at_the_top(host: Machine) -> None:

@@ -302,8 +302,8 @@ def test_plain_counts_the_batches_and_the_prompt_cache_of_llama_server() -> None
 
 
 def test_plain_does_not_change_the_builds_flash_attention() -> None:
-    assert planned(profile="plain").flash_attn == "auto"
-    assert planned(MIDDLE, profile="plain").flash_attn == "off"
+    assert planned(profile="plain").kv.flash == "auto"
+    assert planned(MIDDLE, profile="plain").kv.flash == "off"
     packed = planned(MIDDLE, profile="plain", kv_type="q8_0")
     assert "--flash-attn" in packed.argv  # or llama-server would end: its V cache needs it
 

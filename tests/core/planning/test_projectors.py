@@ -315,7 +315,7 @@ class Case:
 def test_micro_batch_holds_an_image(case: Case) -> None:
     made = with_images(case.image_tokens, **case.rest)
     assert value(made, "--ubatch-size") == case.ubatch
-    assert made.shape.ubatch >= min(made.image_tokens, 2048) or "-b" in made.argv
+    assert made.shape.ubatch >= min(made.context.image_tokens, 2048) or "-b" in made.argv
 
 
 @pytest.mark.parametrize("build", BUILDS)

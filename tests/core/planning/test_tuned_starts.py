@@ -106,10 +106,10 @@ def test_a_crash_with_the_result_restarts_at_once_without_it(host: Machine, diag
     assert step == planner.step_down(made, diagnosis)
     after = planner.plan(2)
     assert after.measured is None
-    assert (after.kv_type, after.parallel, after.flash_attn) == (
+    assert (after.kv_type, after.parallel, after.kv.flash) == (
         plain.kv_type,
         plain.parallel,
-        plain.flash_attn,
+        plain.kv.flash,
     )
     planner.served(after, [], resident_bytes=1 << 20, generated=True)
     assert planner.plan(3).measured is None  # also after it served

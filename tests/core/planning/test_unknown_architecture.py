@@ -41,7 +41,7 @@ def test_nothing_is_tried_that_a_new_architecture_may_not_have() -> None:
     made = planned(NEW, NEWER)
     assert made.ctx_size == 8192  # the longest would be as large as the estimate is uncertain
     assert not made.drafts_itself
-    assert made.smaller_kv_type is None
+    assert made.kv.smaller is None
     for device in (GPU, SMALL_GPU):
         on_device = planned(capabilities(NEW, device), NEWER)
         assert on_device.kv_type == "f16"

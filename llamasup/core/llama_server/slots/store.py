@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.core.gguf.files import split_name, split_paths
+from llamasup.core.gguf.files import parts_of
 from llamasup.core.llama_server.slots.policy import (
     STRAY_AFTER_S,
     FileState,
@@ -57,7 +57,7 @@ def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | No
             private_folder(folder)
     except FolderUnusable:
         return None
-    paths = dict.fromkeys((*_parts_of(model), *(path for word in words for path in _paths_in(word))))
+    paths = dict.fromkeys((*map(str, parts_of(model)), *(path for word in words for path in _paths_in(word))))
     states = map(_state_of, paths)
     return SlotHome(str(folder), tuple(state for state in states if state is not None))
 
@@ -67,14 +67,6 @@ def _paths_in(word: str) -> list[str]:
     pieces = [word, *word.split(",")]
     pieces += [piece.rpartition(":")[0] for piece in pieces]
     return [piece for piece in pieces if os.path.isabs(piece)]  # noqa: PTH117
-
-
-def _parts_of(model: Path) -> list[str]:
-    name = split_name(model.name)
-    if name is None or name.number != 1:
-        return [str(model)]
-    count = int(name.first.removesuffix(".gguf").rpartition("-")[2])
-    return [str(path) for path in split_paths(model, count)]
 
 
 def sweep_slots() -> None:

@@ -166,14 +166,10 @@ class MemoryEstimate(Struct, frozen=True):
 def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:
     """The memory table: every part, the sum, and the free memory."""
     split = memory.free.devices > 0
-    rows = [(part.name, _placed(part, split=split)) for part in memory.parts]
-    rows.append(("needed", _sum(memory.host_bytes, memory.device_bytes, split=split)))
-    rows.append(("free", _sum(memory.free.host_bytes, memory.free.device_bytes, split=split)))
-    return tuple(rows)
-
-
-def _placed(part: Part, *, split: bool) -> str:
-    return _sum(part.host_bytes, part.device_bytes, split=split)
+    rows = [(part.name, part.host_bytes, part.device_bytes) for part in memory.parts]
+    rows.append(("needed", memory.host_bytes, memory.device_bytes))
+    rows.append(("free", memory.free.host_bytes, memory.free.device_bytes))
+    return tuple((name, _sum(host, device, split=split)) for name, host, device in rows)
 
 
 def _sum(host_bytes: int, device_bytes: int, *, split: bool) -> str:
