@@ -116,11 +116,8 @@ class Launcher:
 
 
 @pytest.fixture(scope="module")
-def launcher(
-    llama_server: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Launcher]:
-    cache = tmp_path_factory.mktemp("asked")
-    runtime = find_runtime(llama_server, environ=os.environ, cache_folder=cache)
+def launcher(llama_server: str, tiny_model: Path) -> Iterator[Launcher]:
+    runtime = find_runtime(llama_server, environ=os.environ)
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:  # short, for a socket's path
         yield Launcher(
             runtime.capabilities, runtime.command, tiny_model, read_model(tiny_model), Path(folder)

@@ -69,19 +69,19 @@ class SplitName(Struct, frozen=True):
     first: str
 
 
-def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
+def read_model(path: str | Path) -> ModelFacts:
     """Return the facts of the model at ``path``; for the first part of a split set, the facts of the whole
     set.
 
-    Facts are cached on disk (in ``cache_folder``, by default the user's cache) until a file of the model
-    changes its size or modification time. Raises ModelMissing if the file is missing or may not be read, and
+    Facts are cached on disk (in the user's cache) until a file of the model changes its size or modification
+    time. Raises ModelMissing if the file is missing or may not be read, and
     ModelInvalid if llama-server could not load it.
     """
     path = Path(path)
     with os_errors_of(path):
         _check_regular(path, path.stat())
         identity = FileIdentity.of(path)
-    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    cache = _cache(default_cache_folder())
     remembered = cache.get(identity)
     if remembered is None or not remembered.is_current():
         remembered = read_uncached(path)

@@ -76,9 +76,6 @@ def find_runtime(
     choice: str | None,
     environ: Mapping[str, str],
     configured: str | None = None,
-    *,
-    timeout_s: float = _TIMEOUT_S,
-    cache_folder: Path | None = None,
 ) -> Runtime:
     """Return the runtime to use, with its capabilities.
 
@@ -86,7 +83,7 @@ def find_runtime(
     ``embedded``, or ``auto`` for the first one found. ``environ`` is the environment for the search and for
     the runtime. Raises RuntimeMissing if there is none, BrokenRuntime if it does not work.
     """
-    return _runtime(choose(choice, environ, configured), environ, timeout_s, cache_folder)
+    return _runtime(choose(choice, environ, configured), environ)
 
 
 class FoundRuntime(Struct, frozen=True):
@@ -96,35 +93,25 @@ class FoundRuntime(Struct, frozen=True):
     answer: Runtime | LlamasupError
 
 
-def survey_runtimes(
-    choice: str | None, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
-) -> tuple[FoundRuntime, ...]:
+def survey_runtimes(choice: str | None, environ: Mapping[str, str]) -> tuple[FoundRuntime, ...]:
     """Return the result of ``find_runtime`` (an error, not an exception), then all other runtimes found."""
     try:
         first = choose(choice, environ, None)
     except RuntimeMissing as error:
         return (
             FoundRuntime(choice or "", error),
-            *(_try_runtime(candidate, environ, timeout_s) for candidate in candidates(environ)),
+            *(_try_runtime(candidate, environ) for candidate in candidates(environ)),
         )
     same = os.path.realpath(first.path)
     others = [candidate for candidate in candidates(environ) if os.path.realpath(candidate.path) != same]
-    return tuple(_try_runtime(candidate, environ, timeout_s) for candidate in (first, *others))
+    return tuple(_try_runtime(candidate, environ) for candidate in (first, *others))
 
 
-def _try_runtime(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> FoundRuntime:
+def _try_runtime(candidate: Candidate, environ: Mapping[str, str]) -> FoundRuntime:
     try:
-        return FoundRuntime(candidate.origin, _runtime(candidate, environ, timeout_s, None))
+        return FoundRuntime(candidate.origin, _runtime(candidate, environ))
     except LlamasupError as error:
         return FoundRuntime(candidate.origin, error)
-
-
-def list_devices(
-    runtime: Runtime, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
-) -> tuple[Device, ...]:
-    """Return the devices as this runtime sees them now. Raises BrokenRuntime if it does not answer."""
-    candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
-    return _devices(candidate, environ, timeout_s)[0]
 
 
 def run_runtime(
@@ -134,16 +121,13 @@ def run_runtime(
 
     Raises BrokenRuntime if it cannot be started.
     """
-    candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
-    return _run(candidate, environ, timeout_s, *commands)
+    return _run(runtime, environ, timeout_s, *commands)
 
 
-def _runtime(
-    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
-) -> Runtime:
+def _runtime(candidate: Candidate, environ: Mapping[str, str]) -> Runtime:
     if candidate.kind == "binary":
         check_file(Path(candidate.path), candidate.origin)
-    capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
+    capabilities = _capabilities(candidate, environ)
     capabilities = replace(capabilities, build=_build_digest(candidate))
     return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
 
@@ -162,22 +146,20 @@ def library_folder(kind: RuntimeKind, path: str) -> str | None:
 # --- capabilities --------------------------------------------------------------------------------
 
 
-def _capabilities(
-    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
-) -> Capabilities:
+def _capabilities(candidate: Candidate, environ: Mapping[str, str]) -> Capabilities:
     if not _is_cacheable(candidate):
-        return _query(candidate, environ, timeout_s)
+        return _query(candidate, environ)
     # The identity is taken first, so that a binary that is replaced meanwhile is asked again next time.
     identity = FileIdentity.of(candidate.path)
     revision = f"{__version__}/{_PARSER_REVISION}/{_environment_digest(candidate, environ)}"
-    cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
+    cache = FactCache("runtime", Capabilities, revision=revision)
     if (known := cache.get(identity)) is not None:
         if not known.devices and not (known.device_problem and _driver_files()):
             return known
         # Free device memory changes all the time, and a driver that failed may work by now. So the devices
         # are asked for again, unless there are none.
-        return _with_devices(known, candidate, environ, timeout_s)
-    capabilities = _query(candidate, environ, timeout_s)
+        return _with_devices(known, candidate, environ)
+    capabilities = _query(candidate, environ)
     cache.put(identity, capabilities)
     return capabilities
 
@@ -263,12 +245,12 @@ def _file_stamps(
     return sorted(stamps)
 
 
-def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
+def _query(candidate: Candidate, environ: Mapping[str, str]) -> Capabilities:
     """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
-    help_, version = _run(candidate, environ, timeout_s, ["--help"], ["--version"])
+    help_, version = _run(candidate, environ, _TIMEOUT_S, ["--help"], ["--version"])
     options = parse_help(help_.stdout) or parse_help(help_.stderr)
     if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
-        broken = unusable(_name(candidate), help_, options, timeout_s)
+        broken = unusable(_name(candidate), help_, options, _TIMEOUT_S)
         if candidate.kind == "embedded":
             remedy = (
                 f"Install it again: {install_command('embedded', again=True)}; or give another --runtime."
@@ -278,35 +260,31 @@ def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -
     capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
     if not capabilities.knows("--list-devices"):
         return capabilities
-    return _with_devices(capabilities, candidate, environ, timeout_s)
+    return _with_devices(capabilities, candidate, environ)
 
 
-def _with_devices(
-    known: Capabilities, candidate: Candidate, environ: Mapping[str, str], timeout_s: float
-) -> Capabilities:
-    devices, problem = _devices(candidate, environ, timeout_s)
+def _with_devices(known: Capabilities, candidate: Candidate, environ: Mapping[str, str]) -> Capabilities:
+    devices, problem = _devices(candidate, environ)
     return replace(known, devices=devices, device_problem=problem)
 
 
-def _devices(
-    candidate: Candidate, environ: Mapping[str, str], timeout_s: float
-) -> tuple[tuple[Device, ...], str]:
+def _devices(asked: Candidate | Runtime, environ: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     """The devices; if there are none, the build's message about it."""
-    (answer,) = _run(candidate, environ, timeout_s, ["--list-devices"])
+    (answer,) = _run(asked, environ, _TIMEOUT_S, ["--list-devices"])
     if answer.too_slow:
         raise BrokenRuntime(
-            f"{_name(candidate)} answers --help, but did not answer --list-devices within {timeout_s:g} s.",
+            f"{_name(asked)} answers --help, but did not answer --list-devices within {_TIMEOUT_S:g} s.",
             remedy="The GPU driver probably hangs: check nvidia-smi or vulkaninfo. "
             "To run without NVIDIA GPUs, set CUDA_VISIBLE_DEVICES= (empty).",
         )
     devices = parse_devices(answer.stdout, answer.stderr)
     if answer.exit_code != 0 and not devices:
-        raise devices_failed(_name(candidate), answer)
+        raise devices_failed(_name(asked), answer)
     return devices, "" if devices else problem_in(answer.stderr)
 
 
 def _run(
-    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *arguments: Sequence[str]
+    asked: Candidate | Runtime, environ: Mapping[str, str], timeout_s: float, *arguments: Sequence[str]
 ) -> tuple[CommandResult, ...]:
     """The runtime's output for each of ``arguments``, in the same environment as a child.
 
@@ -316,19 +294,19 @@ def _run(
     with scratch_folder() as empty:
         env = child_environment(
             environ,
-            kind=candidate.kind,
+            kind=asked.kind,
             platform=sys.platform,
             config_home=empty,
-            library_path=library_folder(candidate.kind, candidate.path),
+            library_path=library_folder(asked.kind, asked.path),
         )
-        commands = [(*candidate.command, *words) for words in arguments]
+        commands = [(*asked.command, *words) for words in arguments]
         try:
             return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:
-            raise cannot_start(Path(candidate.command[0]), error) from error
+            raise cannot_start(Path(asked.command[0]), error) from error
 
 
-def _name(candidate: Candidate) -> str:
+def _name(candidate: Candidate | Runtime) -> str:
     return candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"
 
 
@@ -350,7 +328,7 @@ def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, .
         fresh = with_nvml_memory(known, ask_nvml().gpus, environ)
         if fresh is not None:
             return fresh
-    return list_devices(runtime, environ)
+    return _devices(runtime, environ)[0]
 
 
 def await_freed(

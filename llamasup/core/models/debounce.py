@@ -39,7 +39,7 @@ class Debounced(Struct, frozen=True):
     _seen: Mapping[str, _Seen] = field(default_factory=dict[str, _Seen])
 
 
-_USUAL = DebouncePolicy()
+USUAL = DebouncePolicy()
 
 
 def initial_state(found: Sequence[FoundModel], now_s: float) -> Debounced:
@@ -53,14 +53,13 @@ def debounce_by_age(
     now_s: float,
     *,
     missing: Sequence[str] = (),
-    policy: DebouncePolicy = _USUAL,
 ) -> Debounced:
     """Decide like ``debounce``, but after one look: a file is unchanged since its modification time.
 
     ``now_s`` is a time of the clock of the files. Files with a time in the future are not complete yet.
     """
     seen = {model.path: _Seen(model, _written_s(model)) for model in found}
-    return debounce(Debounced(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
+    return debounce(Debounced(tuple(before), _seen=seen), found, now_s, missing=missing)
 
 
 def debounce(
@@ -69,7 +68,7 @@ def debounce(
     now_s: float,
     *,
     missing: Sequence[str] = (),
-    policy: DebouncePolicy = _USUAL,
+    policy: DebouncePolicy = USUAL,
 ) -> Debounced:
     """Return the next state. The models of the folders ``missing``, which cannot be read now, stay."""
     served = {model.path: model for model in before.models}

@@ -71,7 +71,7 @@ class _Indexed(Struct, frozen=True):
     remembered: CachedFacts
 
 
-def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
+def list_models(folder: Path, *, deepest: int = _MAX_DEPTH) -> ModelFolder:
     """List every .gguf file in ``folder`` and its subfolders that is not hidden, sorted by path.
 
     Raises ModelMissing if the folder cannot be read.
@@ -79,7 +79,7 @@ def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path |
     with os_errors_of(folder):
         walk = _Walk(pseudo_devices(system_text(Path("/proc/self/mountinfo"))), deepest)
         paths = walk.models_in(folder)
-    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    cache = _cache(default_cache_folder())
     # A list stays valid as long as its files do; the times of the folder say little about them.
     identity = FileIdentity(os.path.realpath(folder), 0 if deepest else -2, 0)
     known = cache.get(identity) or {}
@@ -91,12 +91,12 @@ def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path |
     return ModelFolder(models, walk.notes, tuple(walk.closed))
 
 
-def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
+def look_at(path: Path) -> FoundModel:
     """Read the model at ``path``, or the split set that it is a part of."""
     part = split_name(path.name)
     if part is not None:
         path = path.with_name(part.first)
-    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    cache = _cache(default_cache_folder())
     identity = FileIdentity(str(path), -1, 0)
     known, kept = cache.get(identity) or {}, dict[str, _Indexed]()
     found = _read_entry(str(path), known, kept, _RealFolders())

@@ -55,7 +55,6 @@ def search_models(
     paths: Iterable[str] = (),
     *,
     follow_links: bool = False,
-    cache_folder: Path | None = None,
 ) -> Search:
     """Find all models below ``folders``, and the models at ``paths`` (absolute) with the files next to them.
 
@@ -67,11 +66,11 @@ def search_models(
     closed: list[str] = []
     notes: list[str] = []
     # Before the folders: if one disappears during the search, it is missing rather than its files.
-    sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
+    sources = {path: look_at(Path(path)) for path in dict.fromkeys(paths)}
     inside = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118 - with a separator at the end
     for folder in dict.fromkeys(folders):
         try:
-            listed = list_models(folder, cache_folder=cache_folder)
+            listed = list_models(folder)
         except LlamasupError as error:
             is_there = path_kind(folder) is not PathKind.NOTHING
             missing[str(folder)] = error if is_there else _no_folder(folder)
@@ -86,7 +85,7 @@ def search_models(
         )
     once = {model.path: model for model in found}  # one folder may lie in another
     looked_into = {str(Path(path).parent) for path in once}
-    for model in _beside(sources, looked_into, cache_folder):
+    for model in _beside(sources, looked_into):
         sources.setdefault(model.path, _kept_inside(model, inside) if _is_inside(model, inside) else model)
     return Search(
         tuple(once.values()),
@@ -97,9 +96,7 @@ def search_models(
     )
 
 
-def _beside(
-    sources: Mapping[str, FoundModel], looked_into: Container[str], cache_folder: Path | None
-) -> Iterator[FoundModel]:
+def _beside(sources: Mapping[str, FoundModel], looked_into: Container[str]) -> Iterator[FoundModel]:
     """The files next to the models among ``sources``. A broken file is most likely being replaced."""
     of_models = (
         model.path
@@ -109,7 +106,7 @@ def _beside(
     for folder in dict.fromkeys(str(Path(path).parent) for path in of_models):
         if folder not in looked_into:
             with contextlib.suppress(LlamasupError):  # the model itself reports it
-                yield from list_models(Path(folder), deepest=0, cache_folder=cache_folder).models
+                yield from list_models(Path(folder), deepest=0).models
 
 
 def _no_folder(folder: Path) -> ModelMissing:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
-from llamasup.core.models.debounce import DebouncePolicy, below, debounce, initial_state
+from llamasup.core.models.debounce import USUAL, DebouncePolicy, below, debounce, initial_state
 from llamasup.core.models.found import FoundModel
 from llamasup.core.models.search import Search, search_models
 from llamasup.core.system.storage.folders import device_and_inode
@@ -141,14 +141,12 @@ class ModelWatch:
         first: Search,
         *,
         follow_links: bool = False,
-        cache_folder: Path | None = None,
-        policy: DebouncePolicy | None = None,
+        policy: DebouncePolicy = USUAL,
         tick_s: float = _TICK_S,
     ) -> None:
         self._folders, self._paths = tuple(folders), tuple(paths)
         self._follow_links = follow_links
-        self._cache_folder = cache_folder
-        self._policy = DebouncePolicy() if policy is None else policy
+        self._policy = policy
         self._tick_s = tick_s
         self._first = self._last = first
         self._latest: Search | None = None
@@ -212,9 +210,7 @@ class ModelWatch:
 
     def _search(self, *, reliable: bool) -> float:
         """Search everything, and report changes. Returns the time of the next search without an event."""
-        search = search_models(
-            self._folders, self._paths, follow_links=self._follow_links, cache_folder=self._cache_folder
-        )
+        search = search_models(self._folders, self._paths, follow_links=self._follow_links)
         now_s = time.monotonic()
         self._debounce(search, now_s)
         wake_at_s = min(self._debounced.wake_at_s, self._debounced_sources.wake_at_s)

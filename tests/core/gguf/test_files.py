@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,9 +27,10 @@ Read = Callable[[str | Path], ModelFacts]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Read:
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """``read_model`` with a cache of the test's own."""
-    return partial(read_model, cache_folder=tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return read_model
 
 
 @pytest.fixture
@@ -509,6 +509,6 @@ def test_file_that_aria2_still_downloads_is_refused(tmp_path: Path) -> None:
     control = tmp_path / "x.gguf.aria2"
     control.touch()
     with pytest.raises(ModelInvalid, match=r"the download is not complete: aria2 still has x\.gguf\.aria2"):
-        read_model(path, cache_folder=tmp_path / "cache")
+        read_model(path)
     control.unlink()
-    assert read_model(path, cache_folder=tmp_path / "cache").layers
+    assert read_model(path).layers

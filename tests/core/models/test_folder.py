@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,10 @@ List = Callable[[Path], ModelFolder]
 
 
 @pytest.fixture
-def listed(tmp_path: Path) -> List:
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> List:
     """``list_models`` with a cache for this test only."""
-    return partial(list_models, cache_folder=tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return list_models
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_list_of_a_folder_is_one_cache_entry(top: Path, tmp_path: Path, listed: 
     for number in range(20):
         put(top / f"{number}.gguf")
     listed(top)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "llamasup" / "facts").iterdir())) == 1
 
 
 def test_only_changed_files_are_read_again(top: Path, listed: List, opened: list[str]) -> None:
@@ -295,10 +295,13 @@ def test_broken_file_is_read_again(top: Path, listed: List) -> None:
     assert shown(listed(top), top) == {"m.gguf": ModelClass.DECODER}
 
 
-def test_folders_are_listed_without_a_cache(top: Path, tmp_path: Path) -> None:
+def test_folders_are_listed_without_a_cache(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(top / "m.gguf")
     put(tmp_path / "file", b"")
-    assert len(list_models(top, cache_folder=tmp_path / "file" / "cache").models) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    assert len(list_models(top).models) == 1
 
 
 def test_file_that_returns_during_the_list_is_listed(
