@@ -12,7 +12,7 @@ that address is ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -84,8 +84,8 @@ def allowed_origin(text: str) -> str:
             remedy="Give only scheme, name and port, such as https://chat.example.net or http://localhost:3000.",
         )
     name, port = parsed
-    host = f"[{name}]" if ":" in name else name
-    return f"{scheme}://{host}" + ("" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}")
+    shown_port = "" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}"
+    return f"{scheme}://{_bracketed(name)}{shown_port}"
 
 
 def allowed_media_host(text: str) -> str:
@@ -100,8 +100,7 @@ def allowed_media_host(text: str) -> str:
             remedy="Give HOST or HOST:PORT, such as cdn.example.net or 10.0.0.5:8000, or any for every host.",
         )
     name, port = parsed
-    host = f"[{name}]" if ":" in name else name
-    return host if port is None else f"{host}:{port}"
+    return _bracketed(name) if port is None else f"{_bracketed(name)}:{port}"
 
 
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound
@@ -193,26 +192,23 @@ def is_loopback(host: str) -> bool:
 
 # RFC 1918, RFC 6598 (shared address space, which VPNs of several machines use), RFC 4193 and link-local.
 _PRIVATE = tuple(
-    map(
-        ip_network,
-        (
-            "10.0.0.0/8",
-            "172.16.0.0/12",
-            "192.168.0.0/16",
-            "100.64.0.0/10",
-            "169.254.0.0/16",
-            "fc00::/7",
-            "fe80::/10",
-        ),
+    ip_network(network)
+    for network in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
+        *("fc00::/7", "fe80::/10"),
     )
 )
 
 
 def is_private(host: str) -> bool:
     """Return whether ``host`` is an address of a private network. A name could resolve to any address."""
+    return _is_in(host, _PRIVATE)
+
+
+def _is_in(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
     with suppress(ValueError):
         address = ip_address(host.partition("%")[0])
-        return any(address in network for network in _PRIVATE)
+        return any(address in network for network in networks)
     return False
 
 
@@ -242,8 +238,7 @@ class WorkerAddress(Struct, frozen=True):
     tunnelled: bool = False
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{_TLS if self.tunnelled else ''}{host}:{self.port}"
+        return f"{_TLS if self.tunnelled else ''}{_bracketed(self.host)}:{self.port}"
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -324,13 +319,7 @@ class TrustedProxies:
         """
         if not peer:
             return self._unix
-        if not self._networks:
-            return False
-        try:
-            address = ip_address(peer.partition("%")[0])
-        except ValueError:
-            return False
-        return any(address in network for network in self._networks)
+        return bool(self._networks) and _is_in(peer, self._networks)
 
     def client_of(self, peer: str, forwarded_for: bytes) -> str:
         """Return the client that sent a request through ``peer``: the last address that is no trusted proxy.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
@@ -56,6 +57,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 )
 
 _Key = TypeVar("_Key", bound=tuple[str, ...])
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 def exposition(
@@ -161,12 +163,11 @@ class _OwnMetrics(Collector):
         if self._nodes is not None:
             yield from _node_gauges(self._nodes)
         if metrics.lines_dropped is not None:
-            dropped = metrics.lines_dropped()
             yield _counter(
                 "llamasup_access_log_dropped",
                 "Lines of the access log that were lost because the disk was full or slow.",
                 (),
-                {(): dropped},
+                {(): metrics.lines_dropped()},
             )
         if metrics.traces_dropped is not None:
             yield _counter(
@@ -260,22 +261,21 @@ def _single(counts: Mapping[str, int]) -> dict[tuple[str], int]:
     return {(key,): count for key, count in counts.items()}
 
 
-def _gauge(
-    name: str, documentation: str, labels: tuple[str, ...], values: Mapping[_Key, float]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, documentation, labels=labels)
+def _family(
+    kind: Callable[..., _Family],
+    name: str,
+    documentation: str,
+    labels: tuple[str, ...],
+    values: Mapping[_Key, float],
+) -> _Family:
+    family = kind(name, documentation, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
     return family
 
 
-def _counter(
-    name: str, documentation: str, labels: tuple[str, ...], values: Mapping[_Key, int]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, documentation, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
 
 
 def _histogram(

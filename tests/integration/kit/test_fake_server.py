@@ -42,9 +42,7 @@ class Fake:
                 found.set_result(line)
 
         self.log.watch(re.compile(words), on_line)
-        line = await found
-        self.log.unwatch()
-        return line
+        return await found
 
     async def end(self) -> tuple[Exit, tuple[str, ...]]:
         exit = await self.child.wait()

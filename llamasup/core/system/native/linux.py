@@ -81,25 +81,6 @@ class Linux(Posix):
             return False
         return environ.startswith(entry) or b"\0" + entry in environ
 
-    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
-        """A pidfd keeps the PID from being reused between the check and the signal."""
-        handle = self.pidfd(pid)
-        try:
-            if not is_the_one():
-                return False
-            if group:
-                os.killpg(pid, signal.SIGKILL)
-            elif handle is None:
-                os.kill(pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return False
-        finally:
-            if handle is not None:
-                os.close(handle)
-        return True
-
     def pidfd(self, pid: int) -> int | None:
         try:
             return os.pidfd_open(pid)

@@ -10,7 +10,6 @@ import sys
 assert sys.platform != "win32"
 
 import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 from llamasup.core.system.native.posix import Posix
@@ -82,18 +81,6 @@ class MacOS(Posix):
         except (psutil.Error, OSError):  # it has just exited, or is protected (SIP)
             return False
         return found is not None and f"{found}\0".startswith(value)
-
-    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
-        try:
-            if not is_the_one():
-                return False
-            if group:
-                os.killpg(pid, signal.SIGKILL)
-            else:
-                os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
 
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         return KqueueEnd(pid).wait

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # see __init__.py
     from pathlib import Path
 
 _waitid: Any = getattr(os, "waitid", None)
+_send_signal: Any = getattr(signal, "pidfd_send_signal", None)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -148,6 +149,25 @@ class Posix(Native):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     # --- processes
+
+    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
+        """A pidfd (Linux) keeps the PID from being reused between the check and the signal."""
+        handle = self.pidfd(pid)
+        try:
+            if not is_the_one():
+                return False
+            if group:
+                os.killpg(pid, signal.SIGKILL)
+            elif handle is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                _send_signal(handle, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        finally:
+            if handle is not None:
+                os.close(handle)
+        return True
 
     def set_niceness(self, pid: int, nice: int) -> None:
         with contextlib.suppress(OSError):  # below ours, which is not permitted; or it has already ended

@@ -37,12 +37,14 @@ _LINE_BYTES = 4 * 1024
 # Read after the exit, if a grandchild keeps the pipe open and full.
 _LAST_BYTES = 2 * 1024 * 1024
 _ROTATE_RETRY_S = 1.0
+_MAX_BYTES = 10_000_000  # of each file
+_FILES = 3
 
 
 class LogPump:
     """Owns ``fd``, the read end of a child's output, and closes it at the end of the output.
 
-    ``path`` is the log file or None; it and ``files - 1`` older ones have at most ``max_bytes`` each.
+    ``path`` is the log file or None; it and the older ones have at most 30 MB together.
     ``tee`` gets each line, truncated if it is long. The pump's thread calls it, so it must not wait or raise.
     """
 
@@ -52,13 +54,11 @@ class LogPump:
         *,
         name: str = "log",
         path: Path | None = None,
-        max_bytes: int = 10_000_000,
-        files: int = 3,
         tee: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self.bytes_seen = 0
         self._fd = fd
-        self._file = None if path is None else RotatedFile(path, max_bytes=max_bytes, files=files)
+        self._file = None if path is None else RotatedFile(path, max_bytes=_MAX_BYTES, files=_FILES)
         self._lock = threading.Lock()  # for tail, partial line and watch: the thread writes, others read
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._partial = b""
@@ -79,11 +79,6 @@ class LogPump:
             lines = [*self._tail, self._partial] if self._partial else list(self._tail)
         return tuple(line.rstrip(b"\r").decode("utf-8", "replace") for line in lines[-_TAIL_LINES:])
 
-    @property
-    def file_error(self) -> str | None:
-        """The reason why the log file is no longer written; None while it is."""
-        return None if self._file is None else self._file.error
-
     def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
         """Call ``callback`` in the running event loop for each matching line, first for the lines of the
         tail.
@@ -95,11 +90,6 @@ class LogPump:
         with self._lock:
             self._watch = watch
             watch.look([*self._tail, self._partial])
-
-    def unwatch(self) -> None:
-        """End the watch. Matches already sent to the loop may still arrive."""
-        with self._lock:
-            self._watch = None
 
     def close(self, timeout_s: float) -> None:
         """Wait ``timeout_s`` at most for the end of the output, then stop reading. Blocks; see ``aclose``."""
@@ -304,9 +294,6 @@ class RotatedFile:
 
     def _move(self) -> bool:
         """Give the files their next names. False if a program has one of them open."""
-        if self._files == 1:
-            with contextlib.suppress(FileNotFoundError):
-                return native.remove(self._path, waits=False)
         for number in range(self._files - 1, 0, -1):
             newer = self._path if number == 1 else self._numbered(number - 1)
             with contextlib.suppress(FileNotFoundError):
