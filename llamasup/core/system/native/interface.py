@@ -1,6 +1,6 @@
-"""The interface to the operating system. Its implementations are ``linux``, ``macos`` and ``windows``.
+"""What a system without a feature does. ``posix`` has what Linux and macOS share, and describes the methods.
 
-A method with a body does what a system without the feature does; a system that has it overrides the method.
+``linux``, ``macos`` and ``windows`` override what their systems have. mypy checks the calls for each of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # see __init__.py
-    import socket
     import subprocess
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from llamasup.core.system.native.kernel_objects import JobObject
@@ -22,40 +21,7 @@ if TYPE_CHECKING:  # see __init__.py
 class Native(ABC):
     """One operating system. Methods raise OSError unless their description says otherwise."""
 
-    has_proc: bool
-    """Whether it has /proc, /sys and cgroups as Linux has."""
-    has_unix_sockets: bool
-    socket_path_bytes: int
-    """The longest path of a Unix socket."""
-    keeps_open_files: bool
-    """Whether a file cannot be removed while a process has it open."""
-    loop_reads_pipes: bool
-    """Whether event loops can wait for a pipe of ``os.pipe``."""
-    executable_suffix: str
-    """The end of a program's name: ``.exe``, or empty."""
-    config_folder: str | None
-    """The folder for the configuration of all users, which only the administrator can change."""
-    cache_variable: str
-    """The environment variable with the user's folder for caches; empty if llama.cpp reads none."""
-    cache_in_home: str
-    """That folder without the variable, relative to the home folder."""
-
     # --- files and folders
-
-    @abstractmethod
-    def is_own(self, status: os.stat_result) -> bool:
-        """Return whether the file belongs to this user."""
-
-    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
-        """Return whether the folder belongs to this user.
-
-        On Windows it may also belong to the administrators or the system.
-        """
-        return self.is_own(status)
-
-    @abstractmethod
-    def make_private(self, path: Path, status: os.stat_result) -> str:
-        """Close a folder to other users. Returns why it cannot be private; empty if it is."""
 
     def is_open_to_others(self, status: os.stat_result) -> bool:
         """Return whether the mode of the file gives rights to other users."""
@@ -66,13 +32,6 @@ class Native(ABC):
 
     def give_back(self, path: Path, before: os.stat_result) -> None:
         """Give a replaced file to the owner that it had ``before``."""
-
-    @abstractmethod
-    def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        """Call ``os.open``, never through a symlink.
-
-        Others may rename and remove the file while it is open.
-        """
 
     def replace(self, source: Path, target: Path, *, waits: bool = True) -> bool:
         """Rename ``source`` to ``target``.
@@ -97,21 +56,6 @@ class Native(ABC):
         """Return a descriptor for ``lock``; None where folders have none."""
         return None
 
-    @abstractmethod
-    def lock(self, fd: int) -> bool:
-        """Lock a file or folder until it is closed. False: this file system has no locks.
-
-        Raises BlockingIOError if another process holds the lock.
-        """
-
-    @abstractmethod
-    def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """Read at most ``length`` bytes from ``offset`` on."""
-
-    @abstractmethod
-    def temporary_folders(self) -> Sequence[Path]:
-        """Return folders for files of this user, the preferred one first."""
-
     def login_folders(self) -> Sequence[Path]:
         """Return the run folders of this user's login, for commands outside it (cron, su, docker exec)."""
         return ()
@@ -122,17 +66,9 @@ class Native(ABC):
 
         return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
 
-    @abstractmethod
-    def user(self) -> str:
-        """Return a text that distinguishes the users of this machine in names of files."""
-
     def is_root(self) -> bool:
         """Return whether this user may change the units of systemd."""
         return False
-
-    @abstractmethod
-    def is_library(self, name: str) -> bool:
-        """Return whether a file of this name is a shared library."""
 
     def longest_path(self) -> int | None:
         """Return the longest path of a file in characters, where the system and not its disk limits it."""
@@ -146,33 +82,6 @@ class Native(ABC):
 
     def set_nonblocking(self, fd: int) -> None:
         """Let a read return at once, where the system can do that for a pipe."""
-
-    @abstractmethod
-    def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Return the pipes among ``fds`` that have data or have ended, within ``timeout_s``.
-
-        All of them where pipes cannot be asked: the next read waits.
-        """
-
-    @abstractmethod
-    def wait_writable(self, fd: int) -> None:
-        """Wait after a BlockingIOError until a write may succeed."""
-
-    @abstractmethod
-    def unread(self, sock: socket.socket) -> Callable[[int], object]:
-        """Return a function that reports whether ``sock`` has unread bytes; its argument is 0."""
-
-    @abstractmethod
-    def unix_socket(self) -> socket.socket:
-        """Return a new stream socket. Only where ``has_unix_sockets``."""
-
-    @abstractmethod
-    def datagram_socket(self) -> socket.socket:
-        """Return a new Unix socket for datagrams. Only where ``has_unix_sockets``."""
-
-    @abstractmethod
-    def before_bind(self, sock: socket.socket, *, share: bool) -> None:
-        """Let ``sock`` bind a port that was just closed; with ``share`` also a port of other sockets."""
 
     # --- processes
 
@@ -200,10 +109,6 @@ class Native(ABC):
         False if it has exited, and where the environment of other processes is hidden.
         """
         return False
-
-    @abstractmethod
-    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
-        """Kill ``pid`` (with ``group``: the process group that it leads) if ``is_the_one``. Never raises."""
 
     def pidfd(self, pid: int) -> int | None:
         """Return a descriptor that becomes readable at the exit of ``pid``; None where there is none."""
@@ -245,23 +150,9 @@ class Native(ABC):
     def set_niceness(self, pid: int, nice: int) -> None:
         """Set the nice value, where that is permitted and known."""
 
-    @abstractmethod
-    def terminate(self, popen: subprocess.Popen[bytes]) -> None:
-        """Ask a child to exit."""
-
-    @abstractmethod
-    def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
-        """Kill the process group of a child that was not reaped."""
-
     def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
         """Return whether the child has exited; reap it only where ``sees_without_reaping`` is false."""
         return popen.poll() is not None
-
-    sees_without_reaping: bool
-
-    @abstractmethod
-    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
-        """Block until the child has exited."""
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
         """Return the fields of ``LoadUsage`` (hardware/probe.py); None if the process has exited.
@@ -288,10 +179,6 @@ class Native(ABC):
         None if the process has exited, or if this system has no such clock (only Linux has). Takes 1 µs.
         """
         return None
-
-    @abstractmethod
-    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
-        """Start a process that outlives this one. Also raises CalledProcessError."""
 
     def raise_files_limit(self) -> int:
         """Raise the soft limit on open files to the hard one. Returns the new limit; 1,024 if it is unknown.
@@ -323,10 +210,6 @@ class Native(ABC):
         """Return the CPUs that this process may use; empty if unknown."""
         return frozenset()
 
-    @abstractmethod
-    def cpu_name(self) -> str:
-        """Return the name of the processor; empty if unknown."""
-
     def is_terminal(self, fd: int) -> bool:
         """Return whether ``fd`` is a terminal. On Windows, ``os.isatty`` is also true for the device NUL."""
         return os.isatty(fd)
@@ -340,17 +223,6 @@ class Native(ABC):
 
     def on_console_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in another thread when the console closes or the user logs off (Windows)."""
-
-    @abstractmethod
-    def stop_main_thread(self) -> None:
-        """Run the handler of SIGTERM in the main thread. On Windows only when its system call returns."""
-
-    @abstractmethod
-    def wait_for_stop(self) -> None:
-        """Block the main thread until SIGTERM or SIGINT (Windows: Ctrl-C, Ctrl-Break).
-
-        Sets the handlers of these signals, and restores them.
-        """
 
     def awake_and_asleep_s(self) -> float:
         """Return a clock that also counts while the machine sleeps, if the system has one."""

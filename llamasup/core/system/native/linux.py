@@ -31,8 +31,9 @@ _NO_LIMIT = 1 << 20  # the kernel's default maximum (fs.nr_open)
 
 
 class Linux(Posix):
-    has_proc = True
+    has_proc = True  # /proc, /sys and cgroups
     socket_path_bytes = 107  # sockaddr_un has 108, with the terminating NUL
+    # The variable with the folder for caches that llama.cpp reads, and that folder below the home folder.
     cache_variable = "XDG_CACHE_HOME"
     cache_in_home = ".cache"
 

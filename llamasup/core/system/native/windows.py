@@ -107,9 +107,10 @@ _STOP_HELPER_S = 5.0
 
 
 class Windows(Native):
-    """See ``interface.Native``. The mode of a file says nothing here, and ACLs give rights (``windows_acl``).
+    """See ``interface.Native`` and ``posix.Posix``.
 
-    Processes have no tags, as their job object ends all descendants. NTFS writes names to its journal.
+    The mode of a file says nothing here, and ACLs give rights (``windows_acl``). Processes have no tags, as
+    their job object ends all descendants. NTFS writes names to its journal.
     """
 
     has_proc = False
@@ -238,7 +239,7 @@ class Windows(Native):
 
     def start_in_job(
         self, start: Callable[[int], subprocess.Popen[bytes]]
-    ) -> tuple[subprocess.Popen[bytes], JobObject]:
+    ) -> tuple[subprocess.Popen[bytes], JobObject | None]:
         """Start the child suspended until it is in its job. It has a console of its own: Ctrl-C in ours does
         not reach it, and ``terminate`` can send it one. A new process group would ignore it.
         """
