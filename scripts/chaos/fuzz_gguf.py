@@ -20,8 +20,9 @@ import msgspec
 
 with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.core.gguf import architectures
-    from llamasup.core.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
-    from llamasup.core.gguf.header import Container, NeedMore
+    from llamasup.core.gguf.facts import ModelFacts
+    from llamasup.core.gguf.facts_from_header import facts_of, split_of
+    from llamasup.core.gguf.header import Container, NeedMore, read_container
     from llamasup.core.system.hardware.facts import Hardware
     from llamasup.errors import ModelInvalid
     from llamasup.features.doctor.inspection import fits_here, model_as_json

@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import pytest
 
-from llamasup.core.gguf.facts import ChatTemplate, read_chat_template
-from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts, read_header
+from llamasup.core.gguf.facts import ChatTemplate, ModelClass, ModelFacts, read_chat_template
+from llamasup.core.gguf.facts_from_header import read_header
 from tests.kit.gguf_writer import I32, U16, KeyValue, TensorPlan, write_gguf
 from tests.kit.tiny import CHAT_TEMPLATE, random_weights, tiny_decoder, tiny_keys, tiny_tensors
 

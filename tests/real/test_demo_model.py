@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from llamasup.core.gguf.facts_from_header import ModelClass
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.gguf.files import read_model
 from llamasup.errors import ModelInvalid
 from tests.kit import models

@@ -21,7 +21,6 @@ from llamasup.core.gguf.architectures import (
     sliding_window,
 )
 from llamasup.core.gguf.facts import (
-    ChatTemplate,
     Experts,
     FimTokens,
     Indexer,
@@ -34,18 +33,6 @@ from llamasup.core.gguf.facts import (
 from llamasup.core.gguf.header import Container, Keys, NeedMore, Tensor, read_container
 from llamasup.core.gguf.tensor_types import FILE_TYPES
 from llamasup.errors import ModelInvalid
-
-__all__ = [
-    "ChatTemplate",
-    "Container",
-    "ModelClass",
-    "ModelFacts",
-    "NeedMore",
-    "facts_of",
-    "read_container",
-    "read_header",
-    "split_of",
-]
 
 # LLAMA_MAX_LAYERS is 512; later builds may allow more. The bound protects against damaged headers.
 _MAX_LAYERS = 4_096
@@ -110,14 +97,12 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         return _outline(parts, tensors, Keys(first, architecture), model_class, split)
     keys = Keys(first, _prefix(first, architecture))
 
-    optional = model_class in _WITHOUT_LAYERS
-    layers = keys.integer("{a}.block_count") if optional else keys.required("{a}.block_count")
+    number = keys.integer if model_class in _WITHOUT_LAYERS else keys.required
+    layers = number("{a}.block_count")
     if layers > _MAX_LAYERS:
         keys.refuse("{a}.block_count", f"is {layers}, more than any model has ({_MAX_LAYERS})")
     mtp_layers = keys.integer("{a}.nextn_predict_layers", most=layers)
-    embedding_length = (
-        keys.integer("{a}.embedding_length") if optional else keys.required("{a}.embedding_length")
-    )
+    embedding_length = number("{a}.embedding_length")
     nothing = (0,) * layers
     head_counts = keys.per_layer("{a}.attention.head_count", layers, trailing=mtp_layers) or nothing
     head_counts_kv = keys.per_layer("{a}.attention.head_count_kv", layers, trailing=mtp_layers) or head_counts
@@ -135,9 +120,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         known=True,
         architecture=architecture,
         model_class=model_class,
-        context_length=keys.integer("{a}.context_length")
-        if optional
-        else keys.required("{a}.context_length"),
+        context_length=number("{a}.context_length"),
         embedding_length=embedding_length,
         feed_forward_lengths=feed_forward,
         head_counts=head_counts,

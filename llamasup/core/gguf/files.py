@@ -21,14 +21,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup._version import __version__
-from llamasup.core.gguf.facts_from_header import (
-    Container,
-    ModelFacts,
-    NeedMore,
-    facts_of,
-    read_container,
-    split_of,
-)
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.gguf.facts_from_header import facts_of, split_of
+from llamasup.core.gguf.header import Container, NeedMore, read_container
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.core.system.storage.paths import PathKind, path_kind

@@ -97,7 +97,6 @@ class Container(Struct, frozen=True):
     tensors: tuple[Tensor, ...]
     version: int
     big_endian: bool
-    header_bytes: int
     file_bytes: int
     expected_bytes: int
 
@@ -166,7 +165,6 @@ class _Reader:
             tensors=tensors,
             version=self._version,
             big_endian=self._big_endian,
-            header_bytes=self._at.position,
             file_bytes=self._at.file_bytes,
             expected_bytes=expected_bytes,
         )

@@ -144,10 +144,7 @@ class Alternative(Struct, omit_defaults=True):
     bytes: list[int] | None = None
 
 
-class ChosenToken(Struct, omit_defaults=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
+class ChosenToken(Alternative, omit_defaults=True):
     top_logprobs: list[Alternative] | None = None
 
 

@@ -310,14 +310,11 @@ class CommandLine:
         """Append the measured flags, and the user's own arguments, unchanged: of repeated flags llama-server
         uses the last.
         """
-        for given in self._measured.options:
-            self._argv += given.words
-            value = " ".join(given.values) if given.values else None
-            self._reasons.append(Reason(given.words[0], value, self._why_measured))
-        for given in self._extra.options:
-            self._argv += given.words
-            value = " ".join(given.values) if given.values else None
-            self._reasons.append(Reason(given.words[0], value, BY_USER))
+        for options, why in ((self._measured.options, self._why_measured), (self._extra.options, BY_USER)):
+            for given in options:
+                self._argv += given.words
+                value = " ".join(given.values) if given.values else None
+                self._reasons.append(Reason(given.words[0], value, why))
 
 
 def asked_with(option: str, setting: object) -> str | None:

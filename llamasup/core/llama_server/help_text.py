@@ -42,7 +42,6 @@ class Option(Struct, frozen=True):
     description: str
     removed: bool
     removed_hint: str
-    deprecated: bool
 
     @property
     def arity(self) -> int:
@@ -260,7 +259,6 @@ def _option(head: str, description_lines: list[str]) -> Option:
         description=description,
         removed=removed is not None,
         removed_hint=(removed[1] or "") if removed else "",
-        deprecated="deprecated" in description.casefold(),
     )
 
 
@@ -284,14 +282,8 @@ def _negations(spellings: tuple[str, ...]) -> tuple[str, ...]:
     """
     if not any(spelling.startswith("--no-") for spelling in spellings):
         return ()
-    positive = max(
-        (
-            index
-            for index, spelling in enumerate(spellings)
-            if spelling.startswith("--") and not spelling.startswith("--no-")
-        ),
-        default=-1,
-    )
+    long = [spelling.startswith("--") and not spelling.startswith("--no-") for spelling in spellings]
+    positive = max((index for index, is_positive in enumerate(long) if is_positive), default=-1)
     return tuple(
         spelling
         for index, spelling in enumerate(spellings)

@@ -82,17 +82,17 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
 def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if wanted == "embedded":
         embedded = _embedded(f"{origin} embedded")
-        if embedded is None and python_executable() is None:
+        if embedded is not None:
+            return embedded
+        if python_executable() is None:
             raise RuntimeMissing(
                 f"{origin} requests the embedded runtime, which this application does not have.",
                 remedy="Ship a llama-server with the application, and give its path.",
             )
-        if embedded is None:
-            raise RuntimeMissing(
-                f"{origin} requests the embedded runtime, but {sys.executable} has no package xllamacpp.",
-                remedy=f"Install it: {install_command('embedded')}",
-            )
-        return embedded
+        raise RuntimeMissing(
+            f"{origin} requests the embedded runtime, but {sys.executable} has no package xllamacpp.",
+            remedy=f"Install it: {install_command('embedded')}",
+        )
     if is_path(wanted):
         path = os.path.abspath(os.path.expanduser(wanted))  # noqa: PTH100, PTH111 - Path raises for "~nobody"
         return Candidate("binary", path, (path,), origin)
@@ -326,11 +326,8 @@ def devices_failed(name: str, answer: CommandResult) -> BrokenRuntime:
 def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, ...]) -> BrokenRuntime:
     ended = f"exit code {answer.exit_code}"
     sibling = Path(name).with_name("llama-server")
-    remedy = (
-        f"Give the llama-server next to it: {sibling}"
-        if _is_other_file(sibling, name)
-        else sentence(_USE_ANOTHER)
-    )
+    is_other = sibling.is_file() and not sibling.samefile(name)
+    remedy = f"Give the llama-server next to it: {sibling}" if is_other else sentence(_USE_ANOTHER)
     lines = _last_lines(answer.stderr or answer.stdout)
     if not lines:
         return BrokenRuntime(
@@ -404,10 +401,6 @@ def _library_remedy(name: str, library: str) -> str:
         return f"It is a build for Vulkan: install the Vulkan loader (libvulkan1); or {_USE_ANOTHER}."
     folder = Path(os.path.realpath(name)).parent
     return f"Install the package with {library}, or put that file into {folder}; or {_USE_ANOTHER}."
-
-
-def _is_other_file(candidate: Path, name: str) -> bool:
-    return candidate.is_file() and not candidate.samefile(name)
 
 
 def _signal_name(number: int) -> str:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from llamasup.core.gguf import architectures
 from llamasup.core.gguf import facts_from_header as gguf
-from llamasup.core.gguf.facts import read_chat_template
-from llamasup.core.gguf.facts_from_header import ModelFacts, NeedMore, read_header
+from llamasup.core.gguf.facts import ModelFacts, read_chat_template
+from llamasup.core.gguf.facts_from_header import read_header
+from llamasup.core.gguf.header import NeedMore
 from llamasup.core.gguf.not_gguf import describe
 from llamasup.core.system.hardware.facts import Hardware
 from llamasup.errors import ModelInvalid

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts import Experts, FimTokens, Indexer, RecurrentState, Vocabulary
-from llamasup.core.gguf.facts_from_header import (
+from llamasup.core.gguf.facts import (
+    Experts,
+    FimTokens,
+    Indexer,
     ModelClass,
     ModelFacts,
-    NeedMore,
-    facts_of,
-    read_container,
-    read_header,
+    RecurrentState,
+    Vocabulary,
 )
-from llamasup.core.gguf.header import Container
+from llamasup.core.gguf.facts_from_header import facts_of, read_header
+from llamasup.core.gguf.header import Container, NeedMore, read_container
 from llamasup.errors import ModelInvalid
 from tests.kit.architectures import ARCHITECTURES, tiny_model
 

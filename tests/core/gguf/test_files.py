@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from llamasup.core.gguf import files
-from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts
+from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.gguf.files import read_model, split_paths
 from llamasup.core.system.native import native
 from llamasup.errors import LlamasupError, ModelInvalid, ModelMissing

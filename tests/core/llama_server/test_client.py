@@ -12,7 +12,7 @@ import httpx
 import pytest
 import respx
 
-from llamasup.core.gguf.facts_from_header import ModelClass
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.http.address import TcpAddress
 from llamasup.core.llama_server import client
 from llamasup.core.llama_server.answers import Health, ServerProgress

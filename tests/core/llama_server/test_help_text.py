@@ -247,10 +247,8 @@ def test_dashes_and_bullets_in_a_description_stay_text() -> None:
     assert option("b11434", "--tools").env == "LLAMA_ARG_TOOLS"
 
 
-def test_deprecated_option_is_accepted_and_marked() -> None:
-    assert option("b11434", "--defrag-thold").deprecated
+def test_deprecated_option_is_accepted() -> None:
     assert of("b11434").knows("-dt") == "-dt"
-    assert not option("0.3.16", "--defrag-thold").deprecated
 
 
 def test_layout_of_early_2024_is_read() -> None:

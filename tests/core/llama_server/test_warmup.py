@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llamasup.core.gguf.facts_from_header import ModelClass
+from llamasup.core.gguf.facts import ModelClass
 from llamasup.core.llama_server.warmup import (
     begun_message_requests,
     no_response,

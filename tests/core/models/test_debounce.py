@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.gguf.facts_from_header import read_header
 from llamasup.core.models.debounce import Debounced, DebouncePolicy, debounce, debounce_by_age, initial_state
 from llamasup.core.models.found import FoundModel
 from llamasup.errors import ModelInvalid

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.core.gguf import files
-from llamasup.core.gguf.facts_from_header import ModelClass, ModelFacts
+from llamasup.core.gguf.facts import ModelClass, ModelFacts
 from llamasup.core.models import folder as model_folder
 from llamasup.core.models.folder import ModelFolder, list_models, pseudo_devices
 from llamasup.errors import LlamasupError, ModelMissing

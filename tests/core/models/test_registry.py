@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.gguf.facts_from_header import read_header
 from llamasup.core.models.found import FoundModel
 from llamasup.core.models.names import file_id, folded
 from llamasup.core.models.registry import Registry, Unknown, build, with_options

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.core.gguf.facts import ModelFacts
+from llamasup.core.gguf.facts_from_header import read_header
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.models.found import FoundModel
 from llamasup.core.models.registry import build

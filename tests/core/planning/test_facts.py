@@ -11,8 +11,8 @@ from zlib import crc32
 
 import pytest
 
-from llamasup.core.gguf.facts import ModelClass
-from llamasup.core.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.core.gguf.facts import ModelClass, ModelFacts
+from llamasup.core.gguf.facts_from_header import read_header
 from llamasup.core.models.registry import build
 from llamasup.core.models.search import search_models
 from llamasup.core.planning import facts

@@ -97,15 +97,13 @@ def give_slot_folder(
     """
     if not settings.keep_slots:
         return False
-    if adapts:
-        why = "a slot depends on the adapters of its last request, which llama-server does not report"
+    if adapts or serves is not ModelClass.DECODER or home is None:
+        why = "there is no usable cache folder for conversations"
+        if adapts:
+            why = "a slot depends on the adapters of its last request, which llama-server does not report"
+        elif serves is not ModelClass.DECODER:
+            why = f"{serves} models have no conversations to save"
         line.leave_out("--slot-save-path", why)
-        return False
-    if serves is not ModelClass.DECODER:
-        line.leave_out("--slot-save-path", f"{serves} models have no conversations to save")
-        return False
-    if home is None:
-        line.leave_out("--slot-save-path", "there is no usable cache folder for conversations")
         return False
     passed = line.give(
         "--slot-save-path",
@@ -117,13 +115,8 @@ def give_slot_folder(
     if passed and unified and "--no-cache-idle-slots" not in line.argv:
         # b11434 moves idle slots to its prompt cache in memory and clears them: one of four could be saved.
         why = "idle slots that share their cells keep their conversations, so that all of them can be saved"
-        line.give(
-            "--no-cache-idle-slots",
-            None,
-            why,
-            otherwise="this build does not clear idle slots",
-            essential=True,
-        )
+        otherwise = "this build does not clear idle slots"
+        line.give("--no-cache-idle-slots", None, why, otherwise=otherwise, essential=True)
     return passed
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import re
 import socket
@@ -17,7 +16,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+import msgspec
+from msgspec import Struct
 
 from llamasup.core.system.native import native
 from llamasup.core.system.storage.folders import (
@@ -234,19 +236,17 @@ def remove_stale(path: Path) -> None:
             remedy="Create the folder, or choose another file.",
         )
     try:
-        status = path.lstat()
-        content = _content(path, status.st_mode)
-        old = json.loads(content) if content else None
+        old = _content(path)
     except FileNotFoundError:
         return
     except (OSError, *INVALID_JSON):
-        raise _foreign(path) from None
-    if old is not None and not _is_ready(old):
-        raise _foreign(path)
+        raise UsageInvalid(
+            f"--ready-file {str(path)!r} exists and is not a ready file of llamasup.",
+            remedy="Choose another file: this one would be overwritten.",
+        ) from None
     if old is not None and _serves(old):
         raise UsageInvalid(
-            f"--ready-file {str(path)!r} belongs to a running llamasup: "
-            f"process {old['pid']} at {old['url']}.",
+            f"--ready-file {str(path)!r} belongs to a running llamasup: process {old.pid} at {old.url}.",
             remedy="Stop it, or choose another file.",
         )
     with contextlib.suppress(OSError):  # writing the new one will report the problem
@@ -256,44 +256,35 @@ def remove_stale(path: Path) -> None:
 def remove_left_by(pid: int, path: Path) -> bool:
     """Remove the ready file that the dead process ``pid`` left at ``path``."""
     with contextlib.suppress(OSError, *INVALID_JSON):
-        old = json.loads(_content(path, path.lstat().st_mode))
-        if _is_ready(old) and old["pid"] == pid:
+        old = _content(path)
+        if old is not None and old.pid == pid:
             native.remove(path)
             return True
     return False
 
 
-def _content(path: Path, mode: int) -> bytes:
-    if not stat.S_ISREG(mode):
+class _Ready(Struct, tag_field="event", tag="ready"):
+    pid: int
+    host: str
+    port: int
+    url: str
+
+
+def _content(path: Path) -> _Ready | None:
+    """The content of a ready file; None if it is empty."""
+    if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("not a regular file")
     with path.open("rb") as file:
-        return file.read(_MAX_BYTES)
+        content = file.read(_MAX_BYTES)
+    return msgspec.json.decode(content, type=_Ready) if content else None
 
 
-def _is_ready(content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and content.get("event") == "ready"
-        and isinstance(content.get("pid"), int)
-        and isinstance(content.get("host"), str)
-        and isinstance(content.get("port"), int)
-        and isinstance(content.get("url"), str)
-    )
-
-
-def _foreign(path: Path) -> UsageInvalid:
-    return UsageInvalid(
-        f"--ready-file {str(path)!r} exists and is not a ready file of llamasup.",
-        remedy="Choose another file: this one would be overwritten.",
-    )
-
-
-def _serves(old: Mapping[str, Any]) -> bool:
+def _serves(old: _Ready) -> bool:
     """Whether its process runs and its port is open; the PID alone may have been reused."""
-    if native.start_of(old["pid"]) is None:
+    if native.start_of(old.pid) is None:
         return False
     try:
-        socket.create_connection((old["host"], old["port"]), _CONNECT_S).close()
+        socket.create_connection((old.host, old.port), _CONNECT_S).close()
     except (OSError, OverflowError):
         return False
     return True
