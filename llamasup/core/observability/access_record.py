@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,38 +19,16 @@ _LONGEST_PATH = 512  # a client may send one of 64 KiB
 _UNPRINTABLE = re.compile(r"[^!-~]")
 
 
-class AccessRecord(msgspec.Struct):
-    """The fields in the order of the output, with their names in ``RequestRecord``."""
-
-    time: datetime
-    request_id: str
-    trace_id: str | None
-    client: str | None
-    method: str
-    path: str
-    route: str
-    model: str | None
-    generation: int
-    status: int
-    outcome: str
-    queue_s: float
-    waited_s: float
-    first_byte_s: float | None
-    duration_s: float
-    bytes_in: int
-    bytes_out: int
-    tokens_prompt: int | None
-    tokens_cached: int | None
-    tokens_completion: int | None
-    tokens_per_s: float | None
-    context: str | None
-    n_prompt_tokens: int | None
-    n_ctx: int | None
-    replayed: bool
-    continued: bool
-    repaired: str | None
-    cause: str | None
-
+# The fields of ``RequestRecord`` in the order of the output.
+_FIELDS = (
+    *("request_id", "trace_id", "client", "method", "path", "route", "model", "generation", "status"),
+    *("outcome", "queue_s", "waited_s", "first_byte_s", "duration_s", "bytes_in", "bytes_out"),
+    *("tokens_prompt", "tokens_cached", "tokens_completion", "tokens_per_s"),
+    *("context", "n_prompt_tokens", "n_ctx", "replayed", "continued", "repaired", "cause"),
+)
+_values = attrgetter(*_FIELDS)
+_SECONDS = ("queue_s", "waited_s", "first_byte_s", "duration_s")
+_NULL_IF_EMPTY = ("trace_id", "client", "model", "context", "repaired", "cause")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,38 +38,18 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
     return _encode(access_record(record, ended)) + b"\n"
 
 
-def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
-    first_byte_s, speed = record.first_byte_s, record.tokens_per_s
-    return AccessRecord(
-        ended,
-        record.request_id,
-        record.trace_id or None,
-        record.client or None,
-        record.method,
-        shown_path(record.path),
-        record.route,
-        record.model or None,
-        record.generation,
-        record.status,
-        record.outcome,
-        int(record.queue_s * 1e6) / 1e6,  # microseconds, three times as fast as round()
-        int(record.waited_s * 1e6) / 1e6,
-        None if first_byte_s is None else int(first_byte_s * 1e6) / 1e6,
-        int(record.duration_s * 1e6) / 1e6,
-        record.bytes_in,
-        record.bytes_out,
-        record.tokens_prompt,
-        record.tokens_cached,
-        record.tokens_completion,
-        None if speed is None else int(speed * 100) / 100,
-        record.context or None,
-        record.n_prompt_tokens,
-        record.n_ctx,
-        record.replayed,
-        record.continued,
-        record.repaired or None,
-        record.cause or None,
-    )
+def access_record(record: RequestRecord, ended: datetime) -> dict[str, Any]:
+    """Return the JSON object of the line."""
+    shown: dict[str, Any] = {"time": ended, **dict(zip(_FIELDS, _values(record), strict=True))}
+    shown["path"] = shown_path(record.path)
+    for name in _SECONDS:
+        if (seconds := shown[name]) is not None:
+            shown[name] = int(seconds * 1e6) / 1e6  # microseconds, three times as fast as round()
+    for name in _NULL_IF_EMPTY:
+        shown[name] = shown[name] or None
+    if (speed := record.tokens_per_s) is not None:
+        shown["tokens_per_s"] = int(speed * 100) / 100
+    return shown
 
 
 def shortened(record: RequestRecord) -> RequestRecord:

@@ -18,7 +18,7 @@ import msgspec
 
 from llamasup.core.http.heads import HttpError
 from llamasup.core.llama_server.answers import SlotProgress
-from llamasup.core.observability.access_record import AccessRecord, access_record
+from llamasup.core.observability.access_record import access_record
 from llamasup.core.observability.counters import CANCELLED, HeldSlots, RequestRecord
 from llamasup.core.proxy.live.state import (
     InFlight,
@@ -98,7 +98,7 @@ class LiveRequests:
             self.ended_so_far += 1
             self._ended.append((datetime.now(UTC), record))
 
-    def last_ended(self, count: int) -> tuple[AccessRecord, ...]:
+    def last_ended(self, count: int) -> tuple[dict[str, Any], ...]:
         """The last ``count`` finished requests for models, newest first."""
         last = islice(reversed(self._ended), count)
         return tuple(access_record(record, ended) for ended, record in last)

@@ -228,7 +228,7 @@ def test_finished_requests_are_kept_up_to_a_limit(make_rig: MakeRig) -> None:
     assert live.ended_so_far == MAX_ENDED + 50
     assert len(live.last_ended(MAX_ENDED + 50)) == MAX_ENDED
     (last,) = live.last_ended(1)
-    assert (last.model, last.outcome, last.status) == ("tiny", "ok", 200)
+    assert (last["model"], last["outcome"], last["status"]) == ("tiny", "ok", 200)
     assert live.last_ended(0) == ()
 
 
