@@ -54,7 +54,7 @@ class CachedFacts(Struct, frozen=True):
 
     def is_current(self) -> bool:
         """Return whether the other files are unchanged."""
-        return all(_unchanged(part) for part in self.parts)
+        return all(FileIdentity.find(part[0]) == FileIdentity(*part) for part in self.parts)
 
 
 class SplitName(Struct, frozen=True):
@@ -156,13 +156,6 @@ def parts_of(file: Path) -> tuple[Path, ...]:
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
 def _cache(folder: Path | None) -> FactCache[CachedFacts]:
     return FactCache("model", CachedFacts, revision=REVISION, folder=folder)
-
-
-def _unchanged(part: tuple[str, int, int]) -> bool:
-    try:
-        return FileIdentity.of(part[0]) == FileIdentity(*part)
-    except OSError:
-        return False
 
 
 def _read_part(part: Path, number: int, first: Path) -> Container:
@@ -280,7 +273,8 @@ def _is_missing(path: Path) -> ModelMissing:
             f"{path}: there is no such file, and no folder {folder}", remedy="Check the path of the model."
         )
     part = split_name(path.name)
-    if part is not None and any(_is_part_of(part.first, entry) for entry in _listed_folder(folder)):
+    others = filter(None, map(split_name, _listed_folder(folder)))
+    if part is not None and any(other.first == part.first for other in others):
         return ModelMissing(
             f"{path}: part {part.number} of this model is missing; other parts are there",
             remedy="Download the missing part into the same folder.",
@@ -315,11 +309,6 @@ def _listed_folder(folder: Path) -> list[str]:
             return [entry.name for entry in entries]
     except OSError:
         return []
-
-
-def _is_part_of(first: str, name: str) -> bool:
-    part = split_name(name)
-    return part is not None and part.first == first
 
 
 def _listed(names: list[str]) -> str:

@@ -31,7 +31,7 @@ from llamasup.core.hub.reference import (
     split_urls,
 )
 from llamasup.core.system.storage.folders import read_bounded
-from llamasup.core.system.storage.paths import expanded
+from llamasup.core.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.core.system.text import printable
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 
@@ -122,7 +122,7 @@ def _from_repo(ref: RepoRef, folder: Path) -> FetchedModel | None:
 
 def _from_url(ref: UrlRef, folder: Path) -> FetchedModel | None:
     paths = paths_of_url(ref, folder)
-    if not all(map(is_file, paths)):
+    if any(path_kind(path) is not PathKind.FILE for path in paths):
         return None
     model = FetchedModel(paths[0], paths)
     origin = origin_of_file(model.path)
@@ -163,13 +163,6 @@ def _files(top: Path) -> Iterator[RepoFile]:
                 with contextlib.suppress(OSError):
                     if entry.is_file():
                         yield RepoFile(prefix + entry.name, entry.stat().st_size)
-
-
-def is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 # --- the hub and its token ------------------------------------------------------------------------

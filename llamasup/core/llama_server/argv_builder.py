@@ -228,31 +228,24 @@ BY_USER = "given by the user after --"
 """The reason of a flag of the user."""
 
 
-class CommandLine:
-    """Collects the flags of one plan, each with its reason. Owned by one call of ``plan``."""
+class CommandLine(Struct, eq=False):
+    """Collects the flags of one plan, each with its reason. Owned by one call of ``plan``.
 
-    def __init__(
-        self,
-        command: Iterable[str],
-        capabilities: Capabilities,
-        extra_args: ExtraArgs,
-        *,
-        only_asked: bool = False,
-        measured: ExtraArgs = ExtraArgs(),  # noqa: B008 - a frozen value
-        why_measured: str = "",
-    ) -> None:
-        """Begin a command line.
+    ``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``: flags that
+    replace the plan's own, for the reason ``why_measured``; the user's own flags win.
+    """
 
-        ``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``:
-        flags that replace the plan's own, for the reason ``why_measured``; the user's own flags win.
-        """
-        self._argv = list(command)
-        self._reasons: list[Reason] = []
-        self._capabilities = capabilities
-        self._extra = extra_args
-        self._measured = measured
-        self._why_measured = why_measured
-        self._only_requested = only_asked
+    command: Iterable[str]
+    capabilities: Capabilities
+    extra_args: ExtraArgs
+    only_asked: bool = False
+    measured: ExtraArgs = ExtraArgs()
+    why_measured: str = ""
+    _argv: list[str] = []
+    _reasons: list[Reason] = []
+
+    def __post_init__(self) -> None:
+        self._argv += self.command
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -280,18 +273,18 @@ class CommandLine:
         """
         names = (spellings,) if isinstance(spellings, str) else spellings
         text = None if value is None else str(value)
-        known = self._capabilities.knows(*names)
+        known = self.capabilities.knows(*names)
         if known is None:
             if asked is not None:
-                raise unknown_flag(self._capabilities, names[0], asked)
+                raise unknown_flag(self.capabilities, names[0], asked)
             self.leave_out(names[0], otherwise or "this build does not have it", value=text)
             return False
-        if self._extra.has(known):
+        if self.extra_args.has(known):
             self.leave_out(known, "", value=text)
             return False
-        if self._measured.has(known):
+        if self.measured.has(known):
             return False  # append_extra passes the measured value
-        if self._only_requested and asked is None and not essential:
+        if self.only_asked and asked is None and not essential:
             self.leave_out(known, "the profile plain passes only what is needed or requested", value=text)
             return False
         self._argv += [known] if text is None else [known, text]
@@ -300,9 +293,9 @@ class CommandLine:
 
     def leave_out(self, flag: str, reason: str, *, value: str | None = None) -> None:
         """Record why a flag is not passed."""
-        if self._measured.has(flag):
+        if self.measured.has(flag):
             return  # it is passed with its measured value
-        if self._extra.has(flag):
+        if self.extra_args.has(flag):
             reason = "set by the user after --"
         self._reasons.append(Reason(flag, value, f"left out: {reason}", passed=False))
 
@@ -310,7 +303,7 @@ class CommandLine:
         """Append the measured flags, and the user's own arguments, unchanged: of repeated flags llama-server
         uses the last.
         """
-        for options, why in ((self._measured.options, self._why_measured), (self._extra.options, BY_USER)):
+        for options, why in ((self.measured.options, self.why_measured), (self.extra_args.options, BY_USER)):
             for given in options:
                 self._argv += given.words
                 value = " ".join(given.values) if given.values else None

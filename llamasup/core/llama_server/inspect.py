@@ -36,6 +36,7 @@ from llamasup.core.llama_server.search import (
 from llamasup.core.system.extras import install_command
 from llamasup.core.system.hardware.devices import Device, parse_devices, problem_in, with_nvml_memory
 from llamasup.core.system.hardware.nvml import ask_nvml
+from llamasup.core.system.hardware.probe import system_text
 from llamasup.core.system.native import native
 from llamasup.core.system.process.child import RuntimeKind, child_environment
 from llamasup.core.system.process.run_folder import scratch_folder
@@ -179,7 +180,7 @@ def _environment_digest(candidate: Candidate, environ: Mapping[str, str]) -> str
     llama-server of b11434 is a stub of 16 KB; its options are in the libraries next to it. The result of
     ``--list-devices`` depends on the driver and on variables such as ``CUDA_VISIBLE_DEVICES``.
     """
-    seen: list[object] = [_boot_id()]
+    seen: list[object] = [system_text(Path("/proc/sys/kernel/random/boot_id"))]
     if candidate.kind == "embedded":
         seen += _file_stamps(Path(__file__).parents[2] / "embedded", lambda name: True)
     else:
@@ -222,13 +223,6 @@ def _driver_files() -> list[tuple[str, int]]:
         *_file_stamps(Path("/dev"), lambda name: name.startswith(("nvidia", "kfd")), modified=False),
         *_file_stamps(Path("/dev/dri"), lambda name: name.startswith("render"), modified=False),
     ]
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:  # not Linux, or /proc is hidden (systemd's ProcSubset=pid)
-        return ""
 
 
 def _file_stamps(

@@ -19,11 +19,12 @@ from llamasup.core.gguf.files import parts_of
 from llamasup.core.hub.choose import quant_tag
 from llamasup.core.hub.part_file import Busy, PartFile, leftovers_of
 from llamasup.core.hub.reference import Ref, RepoRef, UrlRef, parse_ref
-from llamasup.core.hub.store import downloaded, is_file, paths_of_url
+from llamasup.core.hub.store import downloaded, paths_of_url
 from llamasup.core.models.by_name import did_you_mean, file_of
 from llamasup.core.models.file_use import adapters_in
 from llamasup.core.models.folder import list_models
 from llamasup.core.models.found import FoundModel, projector_going_with
+from llamasup.core.system.storage.paths import PathKind, path_kind
 from llamasup.core.system.text import printable
 from llamasup.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
 
@@ -252,7 +253,7 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
         leftover
         for path in unfinished
         for leftover in leftovers_of(path)
-        if leftover.name.startswith(f"{path.name}.part") or not is_file(path)
+        if leftover.name.startswith(f"{path.name}.part") or path_kind(path) is not PathKind.FILE
     )
     for leftover in leftovers:
         _refuse_outside(leftover, folder)

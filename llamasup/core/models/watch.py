@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -120,11 +120,7 @@ def _can_be_watched(top: str) -> bool:
 def _has_events(watched: RustNotify) -> bool:
     """Take the pending events; a millisecond is the shortest wait."""
     changes = watched.watch(1, 1, 1, None)
-    return not isinstance(changes, str) and _concerns(path for _, path in changes)
-
-
-def _concerns(paths: Iterable[str]) -> bool:
-    return any(not path.lower().endswith(_UNFINISHED) for path in paths)
+    return not isinstance(changes, str) and any(not path.lower().endswith(_UNFINISHED) for _, path in changes)
 
 
 class ModelWatch:

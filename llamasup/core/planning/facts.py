@@ -167,11 +167,7 @@ def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
     for part in (part for word in settings.extra for part in split_row(word)):
         end = part.lower().rfind(".gguf")
         paths.append(part[: end + len(".gguf")] if end >= 0 else None)
-    found = []
-    for path in filter(None, paths):
-        with suppress(OSError, ValueError):  # the start reports it
-            found.append(FileIdentity.of(path))
-    return tuple(found)
+    return tuple(filter(None, map(FileIdentity.find, filter(None, paths))))  # the start reports the others
 
 
 def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:

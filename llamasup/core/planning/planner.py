@@ -128,7 +128,7 @@ class Planner:
         self._budget = budget
         self._trial = trial
         self._history = load_history(launch.model_path)
-        self._model_file = _identity(launch.model_path)
+        self._model_file = FileIdentity.find(launch.model_path)
         self._results = KeptResults() if self._model_file is None else load_results(self._model_file)
         self._result: Kept | None = None  # of ``llamasup tune``, in the latest plan
         self._result_failed = False
@@ -463,13 +463,6 @@ class Planner:
     @property
     def _on_socket(self) -> bool:
         return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
-
-
-def _identity(path: Path) -> FileIdentity | None:
-    try:
-        return FileIdentity.of(path)
-    except OSError:  # it was removed; the start reports it
-        return None
 
 
 def _today() -> str:

@@ -78,11 +78,8 @@ def sweep_slots() -> None:
 
 
 def _state_of(path: str) -> FileState | None:
-    try:
-        identity = FileIdentity.of(path)
-    except (OSError, ValueError):
-        return None
-    return path, identity.size_bytes, identity.mtime_ns
+    found = FileIdentity.find(path)
+    return None if found is None else (path, found.size_bytes, found.mtime_ns)
 
 
 class Taken(Struct, frozen=True):

@@ -72,8 +72,9 @@ def read_hardware(text: HardwareText) -> Hardware:
     """Return the tightest limit of each kind in the texts."""
     groups = _groups(text.cgroup, text.mountinfo)
     files = text.cgroup_files
-    total, available = _host_memory(text.meminfo)
-    swap_total, swap_free = _swap(text.meminfo)
+    counts = {name: count * 1024 for name, count in _counts(text.meminfo).items()}  # from KiB
+    total, available = counts.get("MemTotal", 0), counts.get("MemAvailable", counts.get("MemFree", 0))
+    swap_total, swap_free = counts.get("SwapTotal", 0), counts.get("SwapFree", 0)
     limits = tuple(_memory_limits(groups, files))
     for limit, used in limits:
         total = min(total, limit)
@@ -249,18 +250,6 @@ def _counts(text: str) -> dict[str, int]:
 
 
 # --- memory and rights ---------------------------------------------------------------------------
-
-
-def _host_memory(meminfo: str) -> tuple[int, int]:
-    """Total and available bytes; /proc/meminfo counts in KiB. MemFree if MemAvailable is missing."""
-    counts = _counts(meminfo)
-    available = counts.get("MemAvailable", counts.get("MemFree", 0))
-    return counts.get("MemTotal", 0) * 1024, available * 1024
-
-
-def _swap(meminfo: str) -> tuple[int, int]:
-    counts = _counts(meminfo)
-    return counts.get("SwapTotal", 0) * 1024, counts.get("SwapFree", 0) * 1024
 
 
 def _chosen(text: str) -> str | None:

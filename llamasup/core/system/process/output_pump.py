@@ -64,7 +64,6 @@ class LogPump:
         self._partial = b""
         self._watch: _Watch | None = None
         self._tee = tee
-        self._finished: list[Callable[[], None]] = []
         self._ended = False
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -98,25 +97,7 @@ class LogPump:
 
     async def aclose(self, timeout_s: float) -> None:
         """Do the same as ``close`` without blocking the event loop."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-
-        def finished() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(ended.set)
-
-        with self._lock:
-            if self._ended:
-                ended.set()
-            else:
-                self._finished.append(finished)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await ended.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._stop()
+        await asyncio.to_thread(self.close, timeout_s)
 
     def _stop(self) -> None:
         with self._lock:
@@ -174,9 +155,6 @@ class LogPump:
             self._ended = True
             for fd in (self._fd, self._wake_read, self._wake_write):
                 os.close(fd)
-            finished, self._finished = self._finished, []
-        for callback in finished:
-            callback()
 
 
 class _Watch:

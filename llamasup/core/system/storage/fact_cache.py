@@ -43,6 +43,13 @@ class FileIdentity(Struct, frozen=True):
         status = os.stat(resolved)  # noqa: PTH116 - a Path costs more than the call, and folders hold 1,000 models
         return cls(resolved, status.st_size, status.st_mtime_ns)
 
+    @classmethod
+    def find(cls, path: str | os.PathLike[str]) -> FileIdentity | None:
+        """Return the identity of the file now; None if it does not exist, or cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return cls.of(path)
+        return None
+
 
 class _Entry(msgspec.Struct, frozen=True):
     revision: str
