@@ -45,11 +45,7 @@ class KeyLimits(Struct, frozen=True):
     tokens_per_minute: int | None = None
 
     def __bool__(self) -> bool:
-        return (
-            self.requests_per_minute is not None
-            or self.concurrent is not None
-            or self.tokens_per_minute is not None
-        )
+        return self != NO_LIMITS
 
 
 NO_LIMITS: Final = KeyLimits()

@@ -35,11 +35,6 @@ class Keys:
     ``needed``: every request needs a key, even after the last key of the file was revoked.
     """
 
-    __slots__ = (
-        *("_file", "_given", "_limits", "_minted", "_quotas"),
-        *("clock", "epoch", "needed", "on_look", "ring"),
-    )
-
     def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
         """Take keys with rights and limits from ``file``; ``given`` are inference keys without limits."""
         self.clock = clock

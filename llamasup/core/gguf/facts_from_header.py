@@ -128,7 +128,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         key_length=key_length,
         value_length=value_length,
         sliding_window=sliding_window(keys, architecture, layers),
-        vocab_size=keys.integer("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
+        vocab_size=keys.integer("{a}.vocab_size") or keys.tokens.count,
         pooling=pooling,
         sliding_layers=sliding_layers(keys, architecture, layers),
         key_length_swa=keys.integer("{a}.attention.key_length_swa", key_length),
@@ -232,7 +232,7 @@ def _outline(
         key_length=number("{a}.attention.key_length") or shared,
         value_length=number("{a}.attention.value_length") or shared,
         sliding_window=None,
-        vocab_size=number("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
+        vocab_size=number("{a}.vocab_size") or keys.tokens.count,
         chat_template=read_chat_template(
             keys.text("tokenizer.chat_template") or "",
             tool_template="tokenizer.chat_template.tool_use" in keys,
@@ -273,7 +273,7 @@ def _model_class(
     if general_type == "mmproj" or architecture == "clip":
         return ModelClass.PROJECTOR
     if not tensors and split.count == 1:
-        if not keys.array_length("tokenizer.ggml.tokens"):
+        if not keys.tokens.count:
             raise ModelInvalid(
                 "the file has neither tensors (the tensor count at offset 8 is 0) nor a vocabulary",
                 remedy="Download another file of this model.",
@@ -358,12 +358,12 @@ def _vocabulary(keys: Keys) -> Vocabulary:
     return Vocabulary(
         model=keys.text("tokenizer.ggml.model"),
         pre=keys.text("tokenizer.ggml.pre"),
-        size=keys.array_length("tokenizer.ggml.tokens"),
+        size=keys.tokens.count,
         bos=keys.optional("tokenizer.ggml.bos_token_id"),
         eos=keys.optional("tokenizer.ggml.eos_token_id"),
         add_bos=keys.flag("tokenizer.ggml.add_bos_token"),
         add_eos=keys.flag("tokenizer.ggml.add_eos_token"),
-        digests=keys.array_digests("tokenizer.ggml.tokens"),
+        digests=keys.tokens.digests,
     )
 
 

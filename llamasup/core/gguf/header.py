@@ -336,12 +336,12 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return self._named(key) in self._values
 
-    def refuse(self, key: str, why: str, *, remedy: str = "") -> NoReturn:
+    def refuse(self, key: str, why: str) -> NoReturn:
         key = self._named(key)
         where = f" at offset {self._offsets[key]}" if key in self._offsets else ""
         raise ModelInvalid(
             f"{key}{where} {why}",
-            remedy=remedy or "The file is damaged or was converted wrongly: use another file of this model.",
+            remedy="The file is damaged or was converted wrongly: use another file of this model.",
         )
 
     def text(self, key: str) -> str | None:
@@ -369,19 +369,13 @@ class Keys:
             self.refuse(key, f"is {_shown(value)}, not true or false")
         return value
 
-    def array_length(self, key: str) -> int:
-        """Return the number of items of an array; 0 without such a key."""
-        value = self._values.get(self._named(key))
-        if value is None:
-            return 0
+    @property
+    def tokens(self) -> Array:
+        """The vocabulary; empty without one."""
+        value = self._values.get(_VOCABULARY, Array("str", 0))
         if not isinstance(value, Array):
-            self.refuse(key, f"is {_shown(value)}, not an array")
-        return value.count
-
-    def array_digests(self, key: str) -> tuple[tuple[int, int], ...]:
-        """Return the digests of a vocabulary's texts; empty without such an array."""
-        value = self._values.get(self._named(key))
-        return value.digests if isinstance(value, Array) else ()
+            self.refuse(_VOCABULARY, f"is {_shown(value)}, not an array")
+        return value
 
     def per_layer(self, key: str, layers: int, *, trailing: int = 0) -> tuple[int, ...] | None:
         """Return one number for each layer, from an array or from one number for all.

@@ -59,12 +59,9 @@ class Origin(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class _Sidecar(msgspec.Struct):
+class _Sidecar(RemoteFile, frozen=True):
     pid: int = 0
-    size: int | None = None
-    sha256: str | None = None
-    etag: str | None = None
-    done: tuple[tuple[int, int], ...] = ()
+    done: Ranges = ()
 
 
 _R = TypeVar("_R", Origin, _Sidecar)
@@ -159,7 +156,7 @@ class PartFile:
         try:
             with disk_errors(self.target):
                 os.fsync(duplicate)
-                record = _Sidecar(os.getpid(), self.remote.size, self.remote.sha256, self.remote.etag, done)
+                record = _Sidecar(self.remote.size, self.remote.sha256, self.remote.etag, os.getpid(), done)
                 with self._mutex:
                     if not self._finished:
                         atomic_write(self._sidecar, msgspec.json.encode(record))
@@ -238,10 +235,8 @@ class PartFile:
         if not self.done and size:
             self.start_over()
         # Other processes read the pid from the record.
-        atomic_write(
-            self._sidecar,
-            msgspec.json.encode(_Sidecar(os.getpid(), record.size, record.sha256, record.etag, self.done)),
-        )
+        record = msgspec.structs.replace(record, pid=os.getpid(), done=self.done)
+        atomic_write(self._sidecar, msgspec.json.encode(record))
 
     def _recorded(self) -> _Sidecar:
         return _record(self._sidecar, _Sidecar) or _Sidecar()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
@@ -35,18 +36,13 @@ def pseudo_devices(mountinfo: str) -> frozenset[tuple[int, int]]:
 
     Ignores invalid lines.
     """
-    return frozenset(_devices(mountinfo))
-
-
-def _devices(mountinfo: str) -> Iterator[tuple[int, int]]:
+    found = set()
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 3 or not kind or kind[0] not in _PSEUDO:
-            continue
-        major, _, minor = fields[2].partition(":")
-        if all(number.isdecimal() and len(number) < 10 for number in (major, minor)):
-            yield int(major), int(minor)
+        number = re.match(r"\S+\s+\S+\s+(\d{1,9}):(\d{1,9})(?!\S)", before.strip())
+        if number and (after.split() or [""])[0] in _PSEUDO:
+            found.add((int(number[1]), int(number[2])))
+    return frozenset(found)
 
 
 # ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf is six levels below ~/.cache.

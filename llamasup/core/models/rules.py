@@ -66,11 +66,6 @@ def check_rules(rules: Sequence[ModelRule]) -> None:
 
 def wrong_rules(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
     """List the invalid rules with their errors."""
-    yield from _bad_names(rules)
-    yield from _clashes(rules)
-
-
-def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
     for rule in rules:
         if rule.is_pattern:
             if rule.source is not None or rule.engine is not None:
@@ -83,6 +78,7 @@ def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
         for alias in rule.aliases:
             if why := why_not_an_alias(alias):
                 yield rule, f"the alias {alias[:64]!r} of {rule.name!r} {why}"
+    yield from _clashes(rules)
 
 
 def _clashes(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:

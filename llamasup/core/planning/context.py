@@ -171,7 +171,7 @@ def reaches(inputs: PlanInputs) -> Iterator[Reach]:
     for length in _round_lengths(own):
         if length > smallest:
             fixed = inputs.settings.parallel is not None or extra_args.has("--parallel")
-            counts = (parallel,) if fixed else _halves(parallel)
+            counts = [parallel >> halved for halved in range(1 if fixed else parallel.bit_length())]
             yield from (Reach(count, count * length, length, _why_reach(length, own)) for count in counts)
 
 
@@ -190,12 +190,6 @@ def _round_lengths(most: int) -> Iterator[int]:
             if length < most:
                 yield length
         power //= 2
-
-
-def _halves(count: int) -> Iterator[int]:
-    while count:
-        yield count
-        count //= 2
 
 
 def _has_pool(inputs: PlanInputs) -> bool:

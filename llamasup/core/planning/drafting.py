@@ -77,8 +77,6 @@ def decide_drafter(inputs: PlanInputs) -> Drafter | None:
     passed = extra_draft_path(extra_args)
     path = settings.draft_model if passed is None else passed
     if path is None:
-        if draft is not None:
-            raise ValueError("draft holds the facts of settings.draft_model, which is not set")
         return None if settings.profile == "plain" else _mtp_layers(inputs)
     if passed is None and drafting_off(capabilities, extra_args) is not None:
         return None

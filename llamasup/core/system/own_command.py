@@ -49,14 +49,10 @@ def own_command(part: Part) -> tuple[str, ...] | None:
     if python is None:
         return None
     if part in _FILES:
-        return python, "-I", "-S", str(_file_of(part))
+        return python, "-I", "-S", str(_ROOT.joinpath(*MODULES[part].split(".")).with_suffix(".py"))
     return python, "-P", "-m", MODULES[part].removesuffix(".__main__")
 
 
 def python_executable() -> str | None:
     """Return the path of a Python with llamasup's modules; None in a frozen application."""
     return None if getattr(sys, "frozen", False) else sys.executable or None
-
-
-def _file_of(part: Part) -> Path:
-    return _ROOT.joinpath(*MODULES[part].split(".")).with_suffix(".py")

@@ -137,11 +137,6 @@ def test_a_relative_path_is_a_bug_of_the_caller() -> None:
         drafted(draft_model="draft.gguf")
 
 
-def test_facts_without_a_path_are_a_bug_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="draft_model, which is not set"):
-        planned(draft=model())
-
-
 # --- whether it belongs to the model -------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from llamasup.core.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.core.system.storage.folders import private_folder, state_folder
 from llamasup.errors import FolderUnusable
 
+T = TypeVar("T")
 # Change one when the meaning of its entries changes.
 _LOADS_REVISION = "2"
 _RESULTS_REVISION = "2"
@@ -26,20 +28,20 @@ _RESULTS_REVISION = "2"
 def load_history(model_path: Path) -> LoadHistory:
     """Load the history of this file; empty if it cannot be read."""
     with contextlib.suppress(OSError, FolderUnusable):
-        return validate(_history_store().get(FileIdentity.of(model_path)) or LoadHistory())
+        return validate(_store("model", LoadHistory).get(FileIdentity.of(model_path)) or LoadHistory())
     return LoadHistory()
 
 
 def save_history(model_path: Path, history: LoadHistory) -> None:
     """Save the history for the next start. The model is served even if the state folder is unusable."""
     with contextlib.suppress(OSError, FolderUnusable):
-        _history_store().put(FileIdentity.of(model_path), history)
+        _store("model", LoadHistory).put(FileIdentity.of(model_path), history)
 
 
 def times_of_runtime(program: Path) -> tuple[LoadTimes, ...]:
     """Load the times of the last loads of all files by this program; empty if they cannot be read."""
     with contextlib.suppress(OSError, FolderUnusable):
-        times = _times_store().get(FileIdentity.of(program)) or ()
+        times = _store("loads", tuple[LoadTimes, ...]).get(FileIdentity.of(program)) or ()
         return tuple(record for record in times if is_possible(record))
     return ()
 
@@ -48,17 +50,12 @@ def add_times_of_runtime(program: Path, times: LoadTimes) -> None:
     """Add the times of one load. Its size takes the place of the plan, of which another file has its own."""
     with contextlib.suppress(OSError, FolderUnusable):
         records = add_times(times_of_runtime(program), replace(times, key=str(times.weights_bytes)))
-        _times_store().put(FileIdentity.of(program), records)
+        _store("loads", tuple[LoadTimes, ...]).put(FileIdentity.of(program), records)
 
 
-def _times_store() -> FactCache[tuple[LoadTimes, ...]]:
+def _store(kind: str, value_type: type[T]) -> FactCache[T]:
     folder = private_folder(state_folder() / "experience")
-    return FactCache("loads", tuple[LoadTimes, ...], revision=_LOADS_REVISION, folder=folder)
-
-
-def _history_store() -> FactCache[LoadHistory]:
-    folder = private_folder(state_folder() / "experience")
-    return FactCache("model", LoadHistory, revision=_LOADS_REVISION, folder=folder)
+    return FactCache(kind, value_type, revision=_LOADS_REVISION, folder=folder)
 
 
 def load_results(model: FileIdentity) -> KeptResults:

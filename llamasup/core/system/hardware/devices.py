@@ -189,17 +189,15 @@ def _as_cuda_numbers_them(
         return list(_until_unknown(_by_uuid(by_bus, entry) for entry in entries))
     ordered = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
     if ordered and all(re.fullmatch(r"-?\d+", entry) for entry in entries):
-        return by_bus if visible is None else list(_until_unknown(_by_number(by_bus, n) for n in entries))
+        numbered = dict(enumerate(by_bus))
+        found = _until_unknown(numbered.get(int(entry)) for entry in entries)
+        return by_bus if visible is None else list(found)
     return _by_name(devices, by_bus)
 
 
 def _by_uuid(gpus: Sequence[NvmlGpu], prefix: str) -> NvmlGpu | None:
     matching = [gpu for gpu in gpus if gpu.uuid.startswith(prefix)]
     return matching[0] if len(matching) == 1 else None
-
-
-def _by_number(gpus: Sequence[NvmlGpu], number: str) -> NvmlGpu | None:
-    return gpus[int(number)] if 0 <= int(number) < len(gpus) else None
 
 
 def _until_unknown(found: Iterator[NvmlGpu | None]) -> Iterator[NvmlGpu]:

@@ -79,17 +79,19 @@ def make_private(path: Path) -> str:
     return f"the ACL still gives rights to {', '.join(sorted(others))}" if others else ""
 
 
+def _check(succeeded: int) -> None:
+    if not succeeded:
+        raise ctypes.WinError(ctypes.get_last_error())
+
+
 def _user_sid() -> str:
     token, text, size = ctypes.c_void_p(), wintypes.LPWSTR(), wintypes.DWORD()
-    if not _advapi32.OpenProcessToken(_kernel32.GetCurrentProcess(), _TOKEN_QUERY, ctypes.byref(token)):
-        raise ctypes.WinError(ctypes.get_last_error())
+    _check(_advapi32.OpenProcessToken(_kernel32.GetCurrentProcess(), _TOKEN_QUERY, ctypes.byref(token)))
     try:
         buffer = ctypes.create_string_buffer(256)  # TOKEN_USER: a pointer to the SID, and the SID
-        if not _advapi32.GetTokenInformation(token, _TOKEN_USER, buffer, len(buffer), ctypes.byref(size)):
-            raise ctypes.WinError(ctypes.get_last_error())
+        _check(_advapi32.GetTokenInformation(token, _TOKEN_USER, buffer, len(buffer), ctypes.byref(size)))
         sid = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_void_p))[0]
-        if not _advapi32.ConvertSidToStringSidW(sid, ctypes.byref(text)):
-            raise ctypes.WinError(ctypes.get_last_error())
+        _check(_advapi32.ConvertSidToStringSidW(sid, ctypes.byref(text)))
         try:
             return str(text.value)
         finally:
@@ -115,10 +117,8 @@ def _sddl_of(path: Path) -> str:
 def _in_sddl(sid: str) -> str:
     """Return ``sid`` as Windows writes it in SDDL: LA for the Administrator, LS and NS for services."""
     descriptor = ctypes.c_void_p()
-    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
-        f"O:{sid}", 1, ctypes.byref(descriptor), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
+    to_descriptor = _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW
+    _check(to_descriptor(f"O:{sid}", 1, ctypes.byref(descriptor), None))
     try:
         return owner_of(_text_of(descriptor, _OWNER))
     finally:
@@ -127,10 +127,8 @@ def _in_sddl(sid: str) -> str:
 
 def _text_of(descriptor: ctypes.c_void_p, parts: int) -> str:
     text = wintypes.LPWSTR()
-    if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
-        descriptor, 1, parts, ctypes.byref(text), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
+    to_text = _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW
+    _check(to_text(descriptor, 1, parts, ctypes.byref(text), None))
     try:
         return str(text.value)
     finally:
@@ -140,10 +138,8 @@ def _text_of(descriptor: ctypes.c_void_p, parts: int) -> str:
 def _set_acl(path: Path, sddl: str) -> None:
     descriptor, acl = ctypes.c_void_p(), ctypes.c_void_p()
     present, defaulted = wintypes.BOOL(), wintypes.BOOL()
-    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
-        sddl, 1, ctypes.byref(descriptor), None
-    ):
-        raise ctypes.WinError(ctypes.get_last_error())
+    to_descriptor = _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW
+    _check(to_descriptor(sddl, 1, ctypes.byref(descriptor), None))
     try:
         _advapi32.GetSecurityDescriptorDacl(
             descriptor, ctypes.byref(present), ctypes.byref(acl), ctypes.byref(defaulted)
@@ -154,8 +150,7 @@ def _set_acl(path: Path, sddl: str) -> None:
         if failed:
             raise ctypes.WinError(failed)
         # That also changed the ACLs in the folder, but lets Wine keep the rights of others.
-        if not _advapi32.SetFileSecurityW(str(path), _DACL, descriptor):
-            raise ctypes.WinError(ctypes.get_last_error())
+        _check(_advapi32.SetFileSecurityW(str(path), _DACL, descriptor))
     finally:
         _kernel32.LocalFree(descriptor)
 

@@ -36,7 +36,7 @@ class Guardian:
     def __init__(self, folder: Path) -> None:
         self._lifeline: int | None = None
         self._thread: threading.Thread | None = None
-        if not _can_guard():
+        if os.getpid() == 1 or own_command("exec_guardian") is None:
             return
         read_fd, self._lifeline = os.pipe()  # other children inherit neither end
         self._thread = threading.Thread(target=_start, args=(folder, read_fd), name="guardian", daemon=True)
@@ -70,10 +70,6 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
     finally:
         folder.close()  # first: once the folder is gone, the guardian does nothing
         guardian.close()
-
-
-def _can_guard() -> bool:
-    return os.getpid() != 1 and own_command("exec_guardian") is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
