@@ -17,13 +17,14 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _DIGITS, r
 class KnownHead:
     """A head ``before`` and ``after`` the digits of its Content-Length; ``after`` is empty without one."""
 
-    __slots__ = ("_after", "_at", "_before", "_digits_end", "bytes_beside_digits")
+    __slots__ = ("_after", "_after_bytes", "_at", "_before", "_digits_end", "bytes_beside_digits")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before = before
         self._after = after
         self._at = len(before)
         self._digits_end = self._at + _DIGITS + 1
+        self._after_bytes = len(after)
         self.bytes_beside_digits = len(before) + len(after)
 
     def body_of(self, read: bytes) -> bytes | None:
@@ -31,11 +32,16 @@ class KnownHead:
 
         Most reads are.
         """
-        digits = self.length_in(read)
-        if digits is None:
+        if not read.startswith(self._before):
             return None
-        body = read[self.bytes_beside_digits + len(digits) :]
-        return body if digits == b"%d" % len(body) or not (digits or body) else None
+        after = self._after
+        if not after:
+            return b"" if len(read) == self._at else None
+        end = read.find(b"\r", self._at, self._digits_end)
+        if end < 0 or not read.startswith(after, end):
+            return None
+        body = read[end + self._after_bytes :]
+        return body if read[self._at : end] == b"%d" % len(body) else None
 
     def length_in(self, read: bytes) -> bytes | None:
         """Return the digits of the Content-Length if ``read`` begins with this whole head.
