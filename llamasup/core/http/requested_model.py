@@ -148,8 +148,8 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
             if len(plain) < len(body):
                 name, jobs = _last_name(plain, shape)
             else:
-                if body.startswith(b"--"):
-                    name = _named_in_form(body)
+                if body.startswith(b"--") and (place := _model_in_form(body)) is not None:
+                    name = body[place].decode("utf-8", "replace")
                 if label not in FORMS_ONLY:
                     jobs = scanned(body, (field.encode() for field in shape.lists)).jobs
     if not name and query:
@@ -191,11 +191,6 @@ def renamed_form(body: bytes, name: str) -> bytes:
     """Return the form with this model, if it names one."""
     found = _model_in_form(body)
     return body if found is None else body[: found.start] + name.encode() + body[found.stop :]
-
-
-def _named_in_form(body: bytes) -> str | None:
-    found = _model_in_form(body)
-    return None if found is None else body[found].decode("utf-8", "replace")
 
 
 def _model_in_form(body: bytes) -> slice | None:

@@ -51,16 +51,15 @@ def plan_as_json(
     }
 
 
+_OF_MEMORY = (
+    *("weights_bytes", "kv_bytes", "compute_bytes", "prompt_cache_bytes", "total_bytes", "available_bytes"),
+    *("fits", "measured"),
+)
+
+
 def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:
     return {
-        "weights_bytes": memory.weights_bytes,
-        "kv_bytes": memory.kv_bytes,
-        "compute_bytes": memory.compute_bytes,
-        "prompt_cache_bytes": memory.prompt_cache_bytes,
-        "total_bytes": memory.total_bytes,
-        "available_bytes": memory.available_bytes,
-        "fits": memory.fits,
-        "measured": memory.measured,
+        **{name: getattr(memory, name) for name in _OF_MEMORY},
         "host": {"needed_bytes": memory.host_bytes, "available_bytes": memory.free.host_bytes},
         "devices": {"needed_bytes": memory.device_bytes, "available_bytes": memory.free.device_bytes},
         "parts": [
