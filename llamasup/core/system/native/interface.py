@@ -1,4 +1,5 @@
-"""What a system without a feature does. ``posix`` has what Linux and macOS share, and describes the methods.
+"""Defines what a system without a feature does. ``posix`` has what Linux and macOS share, and describes the
+methods.
 
 ``linux``, ``macos`` and ``windows`` override what their systems have. mypy checks the calls for each of them.
 """
