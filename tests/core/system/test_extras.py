@@ -43,4 +43,4 @@ def test_command_installs_into_the_environment_of_this_python(
     monkeypatch.setattr(sys, "executable", "/tool env/bin/python")
     spec = importlib.util.find_spec("json")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec if has_pip else None)
-    assert shlex.split(install_command("embedded", again=True)) == [*words, "xllamacpp>=2026.9"]
+    assert shlex.split(install_command("embedded", again=True)) == [*words, "xllamacpp>=2026.10"]
