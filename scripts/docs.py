@@ -43,6 +43,10 @@ PARTS = {
     "exchange-states": Part(
         "docs/diagrams/exchange-states.mmd", "tables:exchange_states", is_whole_file=True
     ),
+    **{
+        f"completion-{shell}": Part(f"packaging/completions/{file}", f"man_page:{shell}", is_whole_file=True)
+        for shell, file in (("bash", "llamasup.bash"), ("zsh", "_llamasup"), ("fish", "llamasup.fish"))
+    },
     "grafana": Part("configs/grafana/llamasup.json", "grafana_board:board_text", is_whole_file=True),
     "keys": Part("docs/configuration.md", "settings:keys"),
     "man": Part("packaging/llamasup.1", "man_page:man_page", is_whole_file=True),

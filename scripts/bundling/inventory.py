@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, requires
 from pathlib import Path, PurePath
 
 from cyclonedx.factory.license import LicenseFactory
@@ -22,14 +22,34 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from license_texts import LicenseTexts
 from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-__all__ = ["write_inventory"]
+__all__ = ["needed_by", "write_inventory"]
 
 _SCHEMA = SchemaVersion.V1_6
 _HERE = Path(__file__).parent
 _CONSOLE = Path("_internal/llamasup/features/console/static/assets/vendor")
 # Names of the files with the texts of licenses, in lower case.
 _LICENSE_WORDS = ("license", "licence", "copying", "notice", "copyright")
+
+
+def needed_by(name: str, extras: set[str]) -> set[str]:
+    """Return the canonical names of ``name`` and of all that it needs here, with these extras."""
+    found: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    waiting = [(name, extra) for extra in ("", *extras)]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        found.add(canonicalize_name(name))
+        for line in requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                waiting += [(needed.name, more) for more in ("", *needed.extras)]
+    return found
 
 
 def write_inventory(

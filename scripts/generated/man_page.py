@@ -1,16 +1,19 @@
-"""The man page of llamasup: the help of all commands, as man(7) writes it."""
+"""The man page of llamasup: the help of all commands, as man(7) writes it. And the completions of shells."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from typer._click.formatting import HelpFormatter
+from typer._completion_shared import get_completion_script
 from typer.main import get_command
 
 from llamasup.cli.app import app
+from llamasup.cli.command_group import COMPLETION_VARIABLE
 from scripts.generated.contract import contexts
 
 _HEAD = r""".\" Written by scripts/docs.py from the help of the commands.
@@ -93,3 +96,11 @@ def man_page() -> str:
     root, *commands = contexts("llamasup", get_command(app))
     texts = (f".SS {escaped(context.command_path)}\n{_help(context)}" for context in commands)
     return f"{_HEAD}{_help(root, usage=False)}.SH COMMANDS\n{''.join(texts)}{_TAIL}"
+
+
+def _completion(shell: str) -> str:
+    script = get_completion_script(prog_name="llamasup", complete_var=COMPLETION_VARIABLE, shell=shell)
+    return f"{script.strip()}\n"
+
+
+bash, zsh, fish = (partial(_completion, shell) for shell in ("bash", "zsh", "fish"))

@@ -1,0 +1,1 @@
+complete --command llamasup --no-files --arguments "(env _LLAMASUP_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) llamasup)" --condition "env _LLAMASUP_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) llamasup"
