@@ -1,7 +1,7 @@
 """The README as PyPI shows it. A hook of hatchling, named in pyproject.toml.
 
 Links of the repository are relative. PyPI needs absolute ones, made with the address of the repository
-(``Repository`` in ``[project.urls]``); without an address, the text of a link stays and a picture is left out.
+(``Repository`` in ``[project.urls]``). Without an address, the text of a link stays; a picture is left out.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def not_ready(version: str, changelog: str, repository: str | None, changed: str
     if notes_of(changelog, version) is None:
         yield f"CHANGELOG.md has no section [{version}]: rename [Unreleased], or change llamasup/_version.py"
     if repository is None:
-        yield "pyproject.toml names no repository, which PyPI and the README need: add Repository to [project.urls]"
+        yield "pyproject.toml names no repository, for PyPI and the README: add Repository to [project.urls]"
     if changed:
         yield f"not committed: {', '.join(line[3:] for line in changed.splitlines()[:5])}"
 
@@ -135,7 +135,7 @@ def pythons() -> Iterator[tuple[str, Path | None]]:
 
 
 def installed(wheel: Path, python: Path, folder: Path) -> Path:
-    """Install the wheel into a fresh environment, serve the demo model, and return the environment's Python."""
+    """Install the wheel into a fresh environment, serve the demo model, and return its Python."""
     uv = Path(sys.executable).with_name("uv")
     run(uv, "venv", "--quiet", "--no-python-downloads", "--python", python, folder)
     inside = folder / "bin" / "python"

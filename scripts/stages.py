@@ -114,6 +114,8 @@ def stages_for(arguments: Sequence[str]) -> list[Stage]:
 
 def nearest_tests(path: str) -> str:
     """The tests of a module or a room: ``tests/core/ROOM/test_MODULE.py``, or the folder nearest to it."""
+    if path.startswith(("packaging/", "scripts/")):
+        return "tests/scripts"
     if not path.startswith("llamasup/"):
         return path
     mirrored = Path("tests", *Path(path).parts[1:])
@@ -174,6 +176,7 @@ def _only_all() -> list[Stage]:
         ),
         Stage("llama-server from source", [["scripts/llama-server", "source"]], sets="LLAMASUP_TEST_SERVER"),
         *(stage for stage in made if not os.environ.get(stage.sets or "")),
+        Stage("known vulnerabilities", [["scripts/release", "--audit"]]),
         Stage("other loop or runtime", [_tests("tests", "--ignore=tests/extended")], env=rest),
         Stage(
             "extended tests",

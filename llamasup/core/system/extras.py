@@ -21,7 +21,7 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = MappingProxyType(
         "batch": ("jsonschema>=4.23",),
         "embedded": ("xllamacpp>=2026.10",),
         "fleet": ("cryptography>=44", "ray[serve]>=2.60,<2.61"),
-        "gpu": ("nvidia-ml-py>=12.560",),
+        "gpu": ("nvidia-ml-py>=13.580",),
         "otel": ("opentelemetry-exporter-otlp-proto-http>=1.45",),
     }
 )
