@@ -76,6 +76,8 @@ def image() -> str:
             *(f"--build-arg={name}={base}" for name in ("BASE", "SERVER_BASE")),
             *("--file=packaging/Containerfile", "--tag=llamasup-test", "."),
         )
+        # What earlier trees left.
+        _podman("image", "prune", "--force", "--filter=until=48h", check=False)
     return "localhost/llamasup-test"
 
 
