@@ -165,8 +165,8 @@ def started(
     environment = [] if key is None else ["--env", f"LLAMASUP_API_KEY={key}"]
     mounts = ["--volume", f"{models}:/models:ro"]
     words = [*_LIMITS, "--network=none", *environment, *mounts, *options, "localhost/llamasup-test", *command]
-    _podman("run", "--detach", "--name", name, *words)
     try:
+        _podman("run", "--detach", "--name", name, *words)
         yield Container(name)
     finally:
         _podman("rm", "--force", "--time=0", "--volumes", name, check=False)
