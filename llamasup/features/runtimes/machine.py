@@ -39,7 +39,8 @@ def _newest_cuda() -> tuple[int, int] | None:
 
 def _has_vulkan() -> bool:
     """Whether there are a loader and a GPU: a loader alone may only know a driver that uses the CPU."""
-    if sys.platform == "win32":
-        return ctypes.util.find_library("vulkan-1") is not None
     has_gpu = any(_RENDER_NODES.glob("renderD*")) or Path("/dev/nvidiactl").exists()
-    return has_gpu and ctypes.util.find_library("vulkan") is not None
+    is_windows, name = _SYSTEMS.get(sys.platform) == "win", "vulkan"
+    if is_windows:
+        name = "vulkan-1"  # it comes with the driver of a GPU
+    return (is_windows or has_gpu) and ctypes.util.find_library(name) is not None
