@@ -56,7 +56,7 @@ def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[
         elif option.asks is not None:
             return Request(asks=option.asks)
         else:
-            if option.entry.env in environ:
+            if option.entry.env is not None and option.entry.env in environ:
                 warnings.append(
                     f"warn: {option.entry.env} environment variable is set, "
                     f"but will be overwritten by command line argument {argument}\n"

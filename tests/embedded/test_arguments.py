@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -171,6 +172,12 @@ def test_the_negated_variable_switches_off_with_any_value() -> None:
 @pytest.mark.parametrize(("word", "metrics"), [("true", True), ("maybe", False), ("", False), ("0", False)])
 def test_a_switch_without_negation_is_set_by_yes_and_by_nothing_else(word: str, metrics: bool) -> None:
     assert read(LLAMA_ARG_ENDPOINT_METRICS=word).metrics is metrics
+
+
+def test_option_without_a_variable_is_read_with_the_environment_of_a_process() -> None:
+    """os.environ refuses names that are no text, unlike a dictionary."""
+    (given,) = parse(OPTIONS, ["--parallel", "2"], os.environ).assignments
+    assert given.value == "2"
 
 
 def test_version_is_answered_at_once_and_help_after_parsing() -> None:

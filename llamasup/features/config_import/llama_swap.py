@@ -207,6 +207,7 @@ class _Import:
         )
         if "{port}" not in str(words):
             note((*at, "command"), "Write {port} where the program expects its port.")
+        put((*at, "routes"), ["/v1/*"], "Name the paths that the program serves.")
         if model.get("checkEndpoint") != "none":
             put((*at, "health"), model.pop("checkEndpoint", "/health"), "from checkEndpoint")
         if "${PID}" in str(stop):

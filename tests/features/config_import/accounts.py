@@ -11,16 +11,12 @@ from typing import Any
 from llamasup.core.config.config_keys import Config
 from llamasup.core.config.issues import Issue
 from llamasup.core.llama_server.help_text import Capabilities, parse_help
-from llamasup.core.settings.declaration import settings_of
-from llamasup.core.settings.model import ModelEntry
 from llamasup.features.config_import.draft import Draft, flow, is_secret
 from tests.core.config.reading import config_of
 from tests.kit.configs import read_text
 from tests.kit.paths import FIXTURES
 
 NOW = Capabilities("b11434", parse_help((FIXTURES / "help" / "b11434.txt").read_text()), ())
-HAS_COMMANDS = "command" in settings_of(ModelEntry)
-"""Whether models with a ``command`` can be checked in this tree."""
 
 
 def issues_of(text: str) -> tuple[Issue, ...]:
