@@ -43,8 +43,6 @@ class BatchGate:
     of the last one (``last_s``).
     """
 
-    __slots__ = ("_lane", "_running", "_turn", "_turn_began_s", "is_used", "last_s", "others")
-
     def __init__(self) -> None:
         self._lane = BatchLane()
         self._running: dict[Request, _Interruptible] = {}

@@ -18,8 +18,6 @@ _RETRY_S = 1.0  # the time until other requests release their bodies is unknown
 class Bodies:
     """Counts received bytes, not announced ones, because a Content-Length costs a client nothing."""
 
-    __slots__ = ("_by_client", "_freed_bytes", "_limits", "_peak_bytes", "held_bytes")
-
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._by_client: dict[str, int] = {}

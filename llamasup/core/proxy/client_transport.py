@@ -81,25 +81,6 @@ def longest_s(phase: Phase, limits: Limits) -> float:
 class ClientTransport(asyncio.Protocol):
     """``needs_key``: whether clients have to send an API key."""
 
-    __slots__ = (
-        "_body_base",
-        "_body_since",
-        "_closing",
-        "_idle",
-        "_idle_of_client",
-        "_outbox",
-        "_phase",
-        "_reading",
-        "_since",
-        "_unauthenticated",
-        "_unsent",
-        "_unsent_since",
-        "paused",
-        "proxy",
-        "send",
-        "transport",
-    )
-
     transport: asyncio.Transport
     send: Callable[[bytes], None]
 

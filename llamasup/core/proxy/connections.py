@@ -58,8 +58,6 @@ def most_connections(descriptors: int) -> int:
 class ConnectionGroup:
     """Connections of one client or of all. Those that may be closed for a new one are in order of age."""
 
-    __slots__ = ("client", "count", "idle", "unauthenticated")
-
     def __init__(self, client: str = "") -> None:
         self.client = client
         self.count = 0

@@ -75,8 +75,6 @@ class ConsoleAccess:
     ``sessions`` exist once the control application is loaded.
     """
 
-    __slots__ = ("is_on", "owns_address", "page_secret", "sessions")
-
     def __init__(self, page_secret: str = "", *, is_on: bool = False, owns_address: bool = False) -> None:
         self.is_on = is_on
         self.page_secret = page_secret

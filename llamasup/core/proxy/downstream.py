@@ -49,8 +49,6 @@ class Downstream(ClientTransport):
     requests wait, up to a limit.
     """
 
-    __slots__ = ("_access", "_exchange", "_reader", "_unparsed", "_upload")
-
     _reader: RequestReader
 
     def __init__(self, proxy: ProxyContext, access: AccessPolicy) -> None:

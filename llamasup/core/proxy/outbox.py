@@ -46,8 +46,6 @@ class Outbox:
     a write past the outbox. ``call_soon`` is that of the event loop.
     """
 
-    __slots__ = ("_call_soon", "_collected", "_rounds", "_writes", "collects")
-
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self.collects = False

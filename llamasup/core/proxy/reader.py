@@ -39,35 +39,6 @@ class RequestReader:
     ``begun``: whether the connection is inside a request; ``length``: its Content-Length, if it has one.
     """
 
-    __slots__ = (
-        "_access",
-        "_body_remaining",
-        "_headers",
-        "_heads_read",
-        "_known_api_key",
-        "_known_bytes",
-        "_known_cors",
-        "_known_epoch",
-        "_known_head",
-        "_known_key",
-        "_limits",
-        "_local_host",
-        "_next_id",
-        "_parser",
-        "_peer",
-        "_progress",
-        "_repeats",
-        "_resume",
-        "_resuming",
-        "_small_body_bytes",
-        "_stalled_bytes",
-        "_target",
-        "begun",
-        "length",
-        "partial",
-        "ready",
-    )
-
     def __init__(
         self,
         limits: Limits,

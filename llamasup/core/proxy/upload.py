@@ -88,19 +88,6 @@ class Upload:
     The client is read only while an upstream connection takes the bytes.
     """
 
-    __slots__ = (
-        "_downstream",
-        "_exchange",
-        "_length",
-        "_paused_at",
-        "_reading",
-        "_request",
-        "_scan",
-        "_sent_copy",
-        "_unsent",
-        "_upstream",
-    )
-
     def __init__(
         self, downstream: ClientConnection, exchange: UploadExchange, request: Request, length: int | None
     ) -> None:

@@ -40,8 +40,6 @@ class Waiting:
     ``entry`` tells how long it waited, and at which position.
     """
 
-    __slots__ = ("_downstream", "_generation", "_model", "_queue", "_request", "entry")
-
     def __init__(
         self, downstream: WaitingConnection, request: Request, queue: RequestQueue, model: str
     ) -> None:

@@ -314,8 +314,6 @@ class Reservation:
     The endpoint gives out no more permits until all have been returned.
     """
 
-    __slots__ = ("endpoint",)
-
     def __init__(self) -> None:
         self.endpoint: Endpoint | None = None
 

@@ -41,8 +41,6 @@ class Queued:
     it was passed over.
     """
 
-    __slots__ = ("arrived_s", "client", "jobs", "passed", "priority", "turn")
-
     def __init__(self, arrived_s: float, client: str = "", priority: Priority = Priority.NORMAL) -> None:
         self.arrived_s = arrived_s
         self.client = client
@@ -61,8 +59,6 @@ class _Line(Generic[T]):
     ``permits``: how many it got, counted from what the least served client had when it came.
     """
 
-    __slots__ = ("items", "permits", "turn")
-
     def __init__(self, turn: int, permits: int) -> None:
         self.turn = turn
         self.permits = permits
@@ -71,8 +67,6 @@ class _Line(Generic[T]):
 
 class FairQueue(Generic[T]):
     """Unbounded (``request_queue.py`` bounds it); it has at most one line for each item."""
-
-    __slots__ = ("_count", "_least", "_lines", "_owed", "_passed", "_permits", "_turn")
 
     def __init__(self) -> None:
         self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}

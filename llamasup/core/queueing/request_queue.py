@@ -47,24 +47,6 @@ class QueueEntry(Queued):
     with others, it has filled the context that they share. ``replayed``: it was sent again.
     """
 
-    __slots__ = (
-        "body_bytes",
-        "crowded",
-        "deadline_s",
-        "ends",
-        "listener",
-        "needs_permit",
-        "notes",
-        "position",
-        "queue",
-        "ran_s",
-        "replayed",
-        "since_s",
-        "unserved_s",
-        "waited_s",
-        "waits",
-    )
-
     def __init__(
         self,
         listener: QueueListener,

@@ -92,8 +92,6 @@ class Suspects:
     ``known`` has a keyed hash of each body, and not the body. ``key`` is the secret of this process.
     """
 
-    __slots__ = ("_key", "known")
-
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.known: dict[bytes, Suspicion] = {}  # the oldest first

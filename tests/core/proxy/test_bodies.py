@@ -201,7 +201,8 @@ def memory_of(rig: Rig) -> int:
         parts: list[object] = [connection._unparsed]
         for holder in (request, connection._upload):
             if isinstance(holder, Request | Upload):
-                parts += [getattr(holder, name, None) for name in getattr(holder, "__slots__", ())]
+                names = getattr(holder, "__struct_fields__", None) or vars(holder)
+                parts += [getattr(holder, name, None) for name in names]
         return sum(size_of(part) for part in parts if isinstance(part, bytes | bytearray | list))
 
     return rig.call(memory)

@@ -31,8 +31,6 @@ _Process = TypeVar("_Process", bound=Hashable)
 class PromptMarks:
     """The marks of one process, least recently used first. ``turn``: the number of its last request."""
 
-    __slots__ = ("_marks", "turn")
-
     def __init__(self) -> None:
         self._marks: OrderedDict[int, None] = OrderedDict()
         self.turn = 0
@@ -97,8 +95,6 @@ def _by_load(candidate: Candidate) -> tuple[float, int]:
 
 class Affinity(Generic[_Process]):
     """The conversations of each process. ``forget`` a process when it ends, because its caches are gone."""
-
-    __slots__ = ("_marks", "_turns")
 
     def __init__(self) -> None:
         self._marks: dict[_Process, PromptMarks] = {}

@@ -102,8 +102,6 @@ def read_conversation(body: bytes) -> Conversation | None:
 class _Marker:
     """Collects the marks of a request."""
 
-    __slots__ = ("_mark", "_marks", "_size")
-
     def __init__(self) -> None:
         self._mark = 0
         self._size = 0

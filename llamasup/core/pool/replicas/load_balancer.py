@@ -23,8 +23,6 @@ MAX_READ_BYTES: Final = 256 << 10
 class LoadBalancer:
     """Forgets the conversations of a generation when it closes, because its caches are gone."""
 
-    __slots__ = ("_affinity",)
-
     def __init__(self) -> None:
         self._affinity: Affinity[Endpoint] = Affinity()
 

@@ -242,8 +242,6 @@ class Handshake:
 class SecureDownstream(Downstream):
     """A connection after its handshake. It replaces the ``Handshake`` among the connections."""
 
-    __slots__ = ("_handshake",)
-
     def __init__(self, handshake: Handshake) -> None:
         super().__init__(handshake.proxy, handshake.access)
         self._handshake = handshake

@@ -29,18 +29,6 @@ class Abandoned:
     ``max_tokens``: the rest of the context after the tokens that are charged already; None: unknown.
     """
 
-    __slots__ = (
-        "_clock",
-        "_jobs",
-        "_lease",
-        "_on_crash",
-        "_quota",
-        "_since",
-        "_upstream",
-        "answered",
-        "max_tokens",
-    )
-
     is_replayable: Final = False
 
     def __init__(

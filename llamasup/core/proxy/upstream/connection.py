@@ -74,35 +74,6 @@ class ConnectionPool(Protocol):
 class Upstream(asyncio.Protocol):
     """One connection to a child. Relays a body as it was read: the parser only finds its end."""
 
-    __slots__ = (
-        "_content_length",
-        "_feed",
-        "_framing",
-        "_head_held",
-        "_headers",
-        "_headers_complete",
-        "_held_body",
-        "_interim",
-        "_is_head",
-        "_keep_alive",
-        "_parser",
-        "_partial_head",
-        "_paused",
-        "_remaining",
-        "_served",
-        "_transfer_coding",
-        "_untrusted",
-        "complete",
-        "exchange",
-        "has_unread",
-        "idle_since",
-        "lines",
-        "pool",
-        "status",
-        "streams_events",
-        "transport",
-    )
-
     transport: asyncio.Transport
     complete: bool
     """Whether the last byte of the response has arrived."""

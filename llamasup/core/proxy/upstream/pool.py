@@ -31,8 +31,6 @@ def _call_soon(callback: Callable[[], None]) -> None:
 class Tasks:
     """Keeps tasks alive, logs their exceptions, and cancels them all at the end."""
 
-    __slots__ = ("_loop", "_running")
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: set[asyncio.Task[None]] = set()
