@@ -190,14 +190,8 @@ def _host_and_port(address: Address) -> Mapping[str, Any]:
 
 
 def _adjustment(adjustment: Adjustment) -> Mapping[str, Any]:
-    return {
-        "step": adjustment.step,
-        "most_steps": adjustment.most_steps,
-        "changes": [
-            {"setting": change.setting, "before": change.before, "after": change.after}
-            for change in adjustment.changes
-        ],
-    }
+    changes = [asdict(change) for change in adjustment.changes]
+    return {"step": adjustment.step, "most_steps": adjustment.most_steps, "changes": changes}
 
 
 def as_object(event: str, **fields: Any) -> Mapping[str, Any]:

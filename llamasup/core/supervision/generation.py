@@ -404,21 +404,21 @@ class LoadWatch:
         self._usage = usage
         self._began_s = clock()
         self._stage = Stage.BEGIN
-        self._times: LoadTimes | None = None
+        self.times: LoadTimes | None = None  # of its stages, once it has ended
 
     def __repr__(self) -> str:
         return f"<LoadWatch of process {self._pid}: {self.progress}>"
 
     def stage_began(self, stage: Literal["weights", "warm_up"]) -> None:
         """The log shows that ``stage`` begins."""
-        if _STAGES[stage] > self._stage and self._times is None:
+        if _STAGES[stage] > self._stage and self.times is None:
             self._stage = _STAGES[stage]
             self.sample()
 
     def sample(self) -> LoadUsage | None:
         """Look at the process; None if it has ended."""
         seen = self._usage(self._pid)
-        if seen is not None and self._times is None:
+        if seen is not None and self.times is None:
             sample = Sample(
                 self._clock() - self._began_s,
                 seen.file_bytes,
@@ -436,12 +436,7 @@ class LoadWatch:
         """The progress at the last sample."""
         return self._estimate.progress(self._clock() - self._began_s)
 
-    @property
-    def times(self) -> LoadTimes | None:
-        """The times of its stages, once it has ended."""
-        return self._times
-
     def end(self) -> None:
         """The child serves."""
-        if self._times is None:
-            self._times = self._estimate.times("", "", self._clock() - self._began_s)
+        if self.times is None:
+            self.times = self._estimate.times("", "", self._clock() - self._began_s)

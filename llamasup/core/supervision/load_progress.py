@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from llamasup.core.planning.measured.load_times import LoadFacts, LoadTimes
 from llamasup.core.system.text import memory_text
@@ -92,12 +92,7 @@ class LoadProgress(Struct, frozen=True):
     reason: str | None = None
 
     def as_json(self) -> dict[str, float | str | None]:
-        return {
-            "percent": self.percent,
-            "eta_s": self.eta_s,
-            "elapsed_s": round(self.elapsed_s, 3),
-            "reason": self.reason,
-        }
+        return asdict(self) | {"elapsed_s": round(self.elapsed_s, 3)}
 
 
 class _Meter(Struct, frozen=True):
@@ -192,7 +187,8 @@ class LoadEstimate(Struct, frozen=True):
         """Enter the stage that the log shows, or in which weights arrive."""
         changed = self
         stage = sample.stage
-        if changed.stage is Stage.BEGIN and stage is Stage.BEGIN and self._weights_arrive(sample):
+        weights_arrive = self._knows_weights and _arrived(sample, self.base) >= _NOISE_BYTES
+        if changed.stage is Stage.BEGIN and stage is Stage.BEGIN and weights_arrive:
             stage = Stage.WEIGHTS
         while changed.stage < stage:
             changed = changed._next_stage(sample)
@@ -206,9 +202,6 @@ class LoadEstimate(Struct, frozen=True):
         if changed.stage is Stage.MEMORY:
             return replace(changed, memory=_Meter(((at_s, sample.anonymous_bytes),), at_s))
         return replace(changed, warm_up_from=sample)
-
-    def _weights_arrive(self, sample: Sample) -> bool:
-        return self._knows_weights and _arrived(sample, self.base) >= _NOISE_BYTES
 
     @property
     def _knows_weights(self) -> bool:

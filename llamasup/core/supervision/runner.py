@@ -177,22 +177,19 @@ class InstanceRunner:
         return self.unavailable()
 
     @property
-    def _open(self) -> Endpoint | None:
-        """The endpoint of the current child. None from its exit on, which is before the ``Exited`` event."""
-        generation = self._generation
-        if generation is None or generation.exit is not None or generation.endpoint.closed:
-            return None
-        return generation.endpoint
-
-    @property
     def _answers_while_loading(self) -> bool:
         """Whether llama-server itself answers requests during its first load."""
         return self._never_served and not self.policy.waits_for_first_load
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """The endpoint of the generation that serves now."""
-        return self._open if self.instance.state is State.READY else None
+        """The endpoint of the generation that serves now. None from the exit of its child on, which is before
+        the ``Exited`` event.
+        """
+        generation, is_ready = self._generation, self.instance.state is State.READY
+        if not is_ready or generation is None or generation.exit is not None or generation.endpoint.closed:
+            return None
+        return generation.endpoint
 
     @property
     def is_ending(self) -> bool:

@@ -271,17 +271,22 @@ def unexpected_exit(transition: Transition) -> Outcome:
 
 
 def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:
-    transition = transition.with_instance(last=diagnosis, kill_reason=None, restart_pending=False)
+    crashed = transition.with_instance(last=diagnosis, kill_reason=None, restart_pending=False)
+    (instance, effects), restart_in_s = _after_crash(crashed, diagnosis)
+    return instance, (states.Report(transition.instance.generation, diagnosis, restart_in_s, by_us), *effects)
+
+
+def _after_crash(transition: Transition, diagnosis: Diagnosis) -> tuple[Outcome, float | None]:
+    """Decide on the next start, and return the time until then; None: there is none."""
     instance, policy, now_s = transition.instance, transition.policy.restart, transition.now_s
     if diagnosis.adjustment is not None:
         # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).
-        return _report_and_restart(transition, diagnosis, by_us=by_us)
+        return restart_now(transition), 0.0
     if diagnosis.cause == WorkerMissing.cause:
         # No crash either: starts are tried until the worker is back.
         waits = instance.waits + 1
         delay_s = restart_delay_s(waits, was_ready=False, roll=transition.roll, policy=policy)
-        waiting = transition.with_instance(waits=waits)
-        return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
+        return _wait(transition.with_instance(waits=waits), State.BACKOFF, delay_s)
     crashes = recent_crashes(instance.crashes, now_s, policy)
     event = transition.event
     is_explained = isinstance(event, states.Exited) and event.explained and may_be_of_a_request(diagnosis)
@@ -289,44 +294,27 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
         crashes = (*crashes, (now_s, instance.generation))
     transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
-        return _report_and_fail(transition, diagnosis, by_us=by_us)
+        return _wait(transition, State.FAILED, None)
     since_s = instance.half_open_since_s
     is_half_open = since_s is not None and now_s - since_s < policy.window_s
     if not is_explained and (is_half_open or len(crashes) > policy.most_crashes):
-        return _give_up(transition, diagnosis, by_us=by_us)
+        # A crash loop: no more starts, or a single one after the half-open interval.
+        return _wait(transition, State.FAILED, policy.half_open_s)
     if not is_explained:
         transition = transition.with_instance(half_open_since_s=None)
     count = max(1, len(crashes))
     delay_s = restart_delay_s(count, was_ready=instance.ready, roll=transition.roll, policy=policy)
     if delay_s == 0.0:
-        return _report_and_restart(transition, diagnosis, by_us=by_us)
-    return _report_and_wait(transition, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
+        return restart_now(transition), 0.0
+    return _wait(transition, State.BACKOFF, delay_s)
 
 
-def _give_up(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
-    """A crash loop: no more starts, or a single one after the half-open interval."""
-    delay_s = transition.policy.restart.half_open_s
-    if delay_s is not None:
-        return _report_and_wait(transition, diagnosis, State.FAILED, delay_s, by_us=by_us)
-    return _report_and_fail(transition, diagnosis, by_us=by_us)
-
-
-def _report_and_fail(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
-    failed = _settled(transition.instance, State.FAILED)
-    return failed, (states.Report(failed.generation, diagnosis, None, by_us),)
-
-
-def _report_and_restart(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
-    instance, effects = restart_now(transition)
-    return instance, (states.Report(transition.instance.generation, diagnosis, 0.0, by_us), *effects)
-
-
-def _report_and_wait(
-    transition: Transition, diagnosis: Diagnosis, state: State, delay_s: float, *, by_us: bool
-) -> Outcome:
-    next_start_s = transition.now_s + delay_s
-    waiting, wake = transition.deadline(delay_s, state=state, next_start_s=next_start_s)
-    return waiting, (states.Report(waiting.generation, diagnosis, delay_s, by_us), wake)
+def _wait(transition: Transition, state: State, delay_s: float | None) -> tuple[Outcome, float | None]:
+    """Start again after ``delay_s``; None: never."""
+    if delay_s is None:
+        return (_settled(transition.instance, state), ()), None
+    waiting, wake = transition.deadline(delay_s, state=state, next_start_s=transition.now_s + delay_s)
+    return (waiting, (wake,)), delay_s
 
 
 def settle(transition: Transition) -> Outcome:
