@@ -211,10 +211,6 @@ class ManagedModel:
         """Bytes by device that it holds, or would hold. A rollout holds those of both specs."""
         return needs_of(self.model)
 
-    @property
-    def old_needs(self) -> Mapping[str, int]:
-        return old_needs_of(self.model)
-
     # --- its processes
 
     @property
@@ -268,7 +264,7 @@ class ManagedModel:
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
             use=self.use,
-            old_replicas=self.old_needs,
+            old_replicas=old_needs_of(self.model),
         )
 
     # --- its use

@@ -119,6 +119,10 @@ class Rollout(Struct, frozen=True):
     build: str = ""
     error: LlamasupError | None = None
 
+    @property
+    def is_unproven(self) -> bool:
+        return self.target is not None and self.target.spec.unproven
+
 
 class RolloutEnd(Struct, frozen=True):
     """The end of a rollout. ``reload``: it ends with a load, because the model was loaded before."""
@@ -213,11 +217,8 @@ def is_outdated(model: Model) -> bool:
 
 def is_proof_under_way(model: Model) -> bool:
     """Whether processes of an unproven build start or prove themselves while other processes serve."""
-    if model.place not in {RolloutStep.BESIDE, RolloutStep.PROVING}:
-        return False
-    return (
-        model.rollout is not None and model.rollout.target is not None and model.rollout.target.spec.unproven
-    )
+    is_beside = model.place in {RolloutStep.BESIDE, RolloutStep.PROVING}
+    return is_beside and model.rollout is not None and model.rollout.is_unproven
 
 
 def phase_of(model: Model) -> Phase:

@@ -226,7 +226,7 @@ def _follow_beside(model: Model, rollout: Rollout, current: Processes) -> Model:
         return _refuse_build(model, rollout, _nothing_to_compare(model)) if is_restarting else model
     if current.status is not ProcessesStatus.SERVING or not current.complete:
         return model
-    if not _is_unproven(rollout):
+    if not rollout.is_unproven:
         return _replace_old(model, rollout)
     if old is None or old.status is not ProcessesStatus.SERVING:
         return _refuse_build(model, rollout, _nothing_to_compare(model))
@@ -239,7 +239,7 @@ def _replace_old(model: Model, rollout: Rollout) -> Model:
 
 
 def _new_failed(model: Model, rollout: Rollout, failed: Processes) -> Model:
-    if _is_unproven(rollout):
+    if rollout.is_unproven:
         model = _with_old_build(model, rollout)
     model = replace(model, current=model.old, sized=model.old_sized, old=None, old_sized=None)
     if model.current is None or model.current.status is ProcessesStatus.STOPPING:
@@ -248,17 +248,13 @@ def _new_failed(model: Model, rollout: Rollout, failed: Processes) -> Model:
     return _keep_old(model, rollout, failed.error)
 
 
-def _is_unproven(rollout: Rollout) -> bool:
-    return rollout.target is not None and rollout.target.spec.unproven
-
-
 def _keep_old(model: Model, rollout: Rollout, error: LlamasupError | None) -> Model:
     """The old spec is kept after a failure of the new one, unless a newer one came meanwhile. That of an
     unproven build is given up.
     """
     if rollout.target is not None and rollout.target.is_of(model.spec):
         return end_rollout(model, error)
-    return begin_rollout(model, error if _is_unproven(rollout) else None)
+    return begin_rollout(model, error if rollout.is_unproven else None)
 
 
 # --- proofs of a build

@@ -325,16 +325,13 @@ class Reservation:
         index = place_for([None if each.trial is not None else each.taken for each in eligible])
         endpoint = None if index is None else eligible[index]
         if endpoint is None or endpoint.taken:
-            self._move_to(endpoint)
+            self.move_to(endpoint)
             return None
-        self._move_to(None)
+        self.move_to(None)
         return endpoint
 
-    def end(self) -> None:
-        """End the reservation: no suspect waits any more."""
-        self._move_to(None)
-
-    def _move_to(self, endpoint: Endpoint | None) -> None:
+    def move_to(self, endpoint: Endpoint | None) -> None:
+        """Reserve this endpoint instead; None: no suspect waits any more, or its endpoint is idle."""
         if self.endpoint is not endpoint:
             if self.endpoint is not None:
                 self.endpoint.reserve(reserved=False)

@@ -47,9 +47,19 @@ _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; 
 
 def no_room(state: Serving, waiting: int, *, may_wait: bool) -> HttpError:
     """Refuse a request that may not wait: ``waiting`` requests fill the queue, or no request may wait."""
-    if not isinstance(state, HttpError):
-        return _busy_queue_full(state, waiting)
-    return load_queue_full(state, waiting) if may_wait else state
+    if isinstance(state, HttpError):
+        return load_queue_full(state, waiting) if may_wait else state
+    more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
+    free_s = free_in_s(state, 1)  # there is room again when the next permit is free
+    return replace(
+        BUSY,
+        message=f"The model is busy with {_requests(state)}{more}",
+        cause="queue_full",
+        remedy="try again later",
+        retry_after_s=retry_after_s(free_s),
+        eta_s=free_s or None,
+        queueable=False,
+    )
 
 
 def load_queue_full(why: HttpError, waiting: int) -> HttpError:
@@ -60,20 +70,6 @@ def load_queue_full(why: HttpError, waiting: int) -> HttpError:
         message=f"{why.message}; {others} for it already",
         cause="waiting_room_full",
         remedy="try again later",
-    )
-
-
-def _busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int) -> HttpError:
-    """No permit is free, and the queue is full. There is room again when the next permit is free."""
-    more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
-    return replace(
-        BUSY,
-        message=f"The model is busy with {_requests(endpoints)}{more}",
-        cause="queue_full",
-        remedy="try again later",
-        retry_after_s=retry_after_s(free_in_s(endpoints, 1)),
-        eta_s=free_in_s(endpoints, 1) or None,
-        queueable=False,
     )
 
 

@@ -102,7 +102,7 @@ class FairQueue(Generic[T]):
             line = lines[item.client] = _Line(turn, self._permits_of(item))
         elif item.turn is not None:
             line.turn = min(line.turn, item.turn)
-        insort(line.items, item, key=_arrival)
+        insort(line.items, item, key=lambda queued: queued.arrived_s)
         self._count += 1
 
     def pop(self, max_concurrent: int = 1, suits: Callable[[T], bool] | None = None) -> T:
@@ -141,7 +141,9 @@ class FairQueue(Generic[T]):
         self._count -= 1
         if not line.items:
             del lines[item.client]
-            self._remember(item, line.permits)
+            self._permits[item.priority, item.client] = line.permits
+            if len(self._permits) > MAX_REMEMBERED:
+                self._permits.pop(next(iter(self._permits)))
             if line.turn > self._turn + 1:
                 self._owed = {key: turn for key, turn in self._owed.items() if turn > self._turn}
                 self._owed[item.priority, item.client] = line.turn
@@ -190,11 +192,6 @@ class FairQueue(Generic[T]):
         least = self._least[item.priority]
         return max(self._permits.pop((item.priority, item.client), least), least - MAX_LEAD)
 
-    def _remember(self, item: T, permits: int) -> None:
-        self._permits[item.priority, item.client] = permits
-        if len(self._permits) > MAX_REMEMBERED:
-            self._permits.pop(next(iter(self._permits)))
-
     def _next_class(self) -> Priority:
         waiting = [priority for priority in Priority if self._lines[priority]]
         most_passed = max(waiting, key=lambda priority: (self._passed[priority], priority), default=None)
@@ -234,10 +231,6 @@ def _in_order(lines: Mapping[str, _Line[T]]) -> Iterator[tuple[_Line[T], T]]:
         for line in ordered:
             if depth < len(line.items):
                 yield line, line.items[depth]
-
-
-def _arrival(item: Queued) -> float:
-    return item.arrived_s
 
 
 def _turn(line: _Line[T]) -> tuple[int, float]:

@@ -430,7 +430,7 @@ class RequestQueue:
     def _serve_suspect(self, eligible: tuple[Endpoint, ...], now_s: float) -> bool:
         """Serve the first suspect, if an endpoint is idle. Returns whether it is served."""
         if not self._suspected:
-            self._reservation.end()
+            self._reservation.move_to(None)
             return False
         endpoint = self._reservation.place(eligible)
         if endpoint is None:

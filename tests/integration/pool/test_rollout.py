@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llamasup.core.models.spec import ModelSpec, Stay
 from llamasup.core.pool.eviction_policy import Phase
 from llamasup.core.pool.model import policy_for
-from llamasup.core.pool.model_states import ModelState
+from llamasup.core.pool.model_states import ModelState, old_needs_of
 from llamasup.core.settings.model import ModelSettings
 from llamasup.core.supervision.backoff import RestartPolicy
 from llamasup.core.supervision.events import StateChanged
@@ -133,9 +133,9 @@ async def test_memory_of_both_generations_counts_during_a_swap(tmp_path: Path, s
         await in_flight.served_by()
         models.apply(larger(specs["a"]), specs["b"], specs["c"])
         await models.until(lambda: models["a"].old_replicas != [])
-        new = models["a"].needs["ram"] - models["a"].old_needs["ram"]
+        new = models["a"].needs["ram"] - old_needs_of(models["a"].model)["ram"]
         assert models.pool.remaining_for(models["a"]) == {
-            "ram": models.pool.options.budget["ram"] - models["a"].old_needs["ram"]
+            "ram": models.pool.options.budget["ram"] - old_needs_of(models["a"].model)["ram"]
         }
         other = models.ask("b")
         await models.until(lambda: models["a"].runners[0].instance.state is State.READY)

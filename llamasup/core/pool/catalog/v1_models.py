@@ -19,7 +19,6 @@ from msgspec import Struct
 from llamasup.core.gguf.facts import ModelFacts
 from llamasup.core.http.routes import Work
 from llamasup.core.models.access import ResolvedModel, output_modalities
-from llamasup.core.models.spec import ModelSpec
 from llamasup.core.pool.cheapest_set import RAM
 from llamasup.core.pool.model_info import ModelInfo
 from llamasup.core.pool.shown_state import ListedStatus, ShownState
@@ -38,7 +37,8 @@ def entry_of(info: ModelInfo, model: ResolvedModel) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "id": spec.id,
         "object": "model",
-        "created": _created(spec),
+        # The time of its newest file, in seconds since 1970; 0 without a file.
+        "created": max((time_ns for _, _, time_ns in spec.identity), default=0) // 1_000_000_000,
         "owned_by": "llamasup",
         "aliases": model.names[1:],
         "tags": (),
@@ -98,11 +98,6 @@ def _residence(info: ModelInfo) -> dict[str, Any]:
         "gpu_bytes": sum(size for device, size in needs.items() if device != RAM),
         "unload_in_s": None if info.unload_in_s is None else round(max(0.0, info.unload_in_s), 1),
     }
-
-
-def _created(spec: ModelSpec) -> int:
-    """The time of its newest file, in seconds since 1970; 0 without a file."""
-    return max((time_ns for _, _, time_ns in spec.identity), default=0) // 1_000_000_000
 
 
 # --- for other nodes

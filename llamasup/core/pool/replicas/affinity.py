@@ -98,7 +98,7 @@ class Affinity(Generic[_Process]):
 
     def __init__(self) -> None:
         self._marks: dict[_Process, PromptMarks] = {}
-        self._turns = 0
+        self.turns = 0  # the requests that it has chosen a process for
 
     def add(self, process: _Process) -> bool:
         """Whether the process is new."""
@@ -110,11 +110,6 @@ class Affinity(Generic[_Process]):
     def fits(self, process: _Process, conversation: Conversation) -> bool:
         """Whether the cache of a process that was added has a useful part of the conversation."""
         return self._marks[process].fit(conversation) >= MIN_FIT
-
-    @property
-    def turns(self) -> int:
-        """The number of requests that it has chosen a process for."""
-        return self._turns
 
     def homes(self, processes: Sequence[_Process], conversation: Conversation | None) -> frozenset[_Process]:
         """The ``processes`` that cache the longest useful part of the request. All were added."""
@@ -138,8 +133,8 @@ class Affinity(Generic[_Process]):
 
     def note(self, process: _Process, conversation: Conversation | None) -> None:
         """A process that was added gets a request with this conversation."""
-        self._turns += 1
-        self._marks[process].add(conversation, self._turns)
+        self.turns += 1
+        self._marks[process].add(conversation, self.turns)
 
     def forget(self, process: _Process) -> None:
         del self._marks[process]
