@@ -165,10 +165,10 @@ def _tls(reading: Reading) -> _Found:
     http = reading.config.http
     if http.tls_cert is None or http.tls_key is None:
         return
-    from llamasup.core.proxy.listeners.tls import tls_context
+    from llamasup.core.proxy.listeners.tls import TlsContext
 
     try:
-        tls_context(str(http.tls_key), str(http.tls_cert))
+        TlsContext(str(http.tls_key), str(http.tls_cert))
     except LlamasupError as error:
         yield ("http", "tls_cert"), error.message
 

@@ -31,7 +31,7 @@ from llamasup.core.planning.facts import Launch, prepare
 from llamasup.core.planning.planner import Planner
 from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
-from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
+from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.core.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig, RouterApi
 from llamasup.core.settings.model import NO_REPAIRS, Repair, Settings, repairs_of
 from llamasup.core.settings.units import Size
@@ -340,4 +340,4 @@ def load_tls(options: ListenOptions) -> TlsContext | None:
             f"TLS on a Unix socket (--host {options.host}) protects nothing, as it uses no network.",
             remedy="Remove --tls-cert and --tls-key, or listen on an address.",
         )
-    return tls_context(str(key), str(certificate))
+    return TlsContext(str(key), str(certificate))

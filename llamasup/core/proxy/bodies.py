@@ -26,12 +26,12 @@ class Bodies:
         self._freed_bytes = 0
         self._peak_bytes = 0
 
-    def hold(self, request: Request, length: int | None) -> HttpError | None:
-        """Count the received part of a body, or return the refusal. ``length``: the announced length."""
-        return self._hold_up_to(request.body_bytes, request, length)
-
-    def _hold_up_to(self, size: int, request: Request, length: int | None) -> HttpError | None:
+    def hold(self, request: Request, length: int | None, *, size: int | None = None) -> HttpError | None:
+        """Count the received part of a body, or return the refusal. ``length``: the announced length.
+        ``size``: the bytes to count, if these are not the received ones.
+        """
         limits, client = self._limits, request.client
+        size = request.body_bytes if size is None else size
         more = size - request.held_bytes
         if size <= limits.small_body_bytes or more <= 0:
             return None
@@ -65,10 +65,6 @@ class Bodies:
         self._by_client[client] = of_client + more
         request.held_bytes += more
         return None
-
-    def hold_translated(self, request: Request) -> HttpError | None:
-        """Count the body again once it is in llama-server's API, if it has become larger."""
-        return self._hold_up_to(len(request.body), request, None)
 
     def drop(self, request: Request) -> None:
         """Release the body of ``request``. May be repeated."""

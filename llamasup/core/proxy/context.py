@@ -6,10 +6,10 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import count
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -94,8 +94,9 @@ class ProxyContext:
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self._loop)
-        self.outbox = Outbox(self._loop.call_soon)
+        self.tasks = Tasks(self._loop)  # they end with the proxy
+        self.call_soon = self._loop.call_soon
+        self.outbox = Outbox(self.call_soon)
         self._close_listeners: list[Callable[[], None]] = []
         self.clients = Connections(config.limits)
         self._all_disconnected = asyncio.Event()
@@ -103,7 +104,8 @@ class ProxyContext:
         # Of ended generations: their connections may still carry last bytes.
         self._closing_pools: deque[UpstreamPool] = deque(maxlen=8)
         self._sweeper: asyncio.TimerHandle | None = None
-        self._awaiting_cause = DelayQueue(config.limits.cause_wait_s)
+        # Calls back once the supervisor has had the time to find why a server ended.
+        self.awaiting_cause = DelayQueue(config.limits.cause_wait_s)
         self._id_prefix = secrets.token_hex(5).encode()
         self._ids = count(1)
 
@@ -118,18 +120,6 @@ class ProxyContext:
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
         return refusal
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's next round."""
-        self._loop.call_soon(callback)
-
-    def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``work`` in a task that ends with the proxy."""
-        self._tasks.start(work, name)
-
-    def await_cause(self, callback: Callable[[], None]) -> None:
-        """Call back after ``Limits.cause_wait_s``, the time for the supervisor to find why a server ended."""
-        self._awaiting_cause.add(callback)
-
     def on_disconnect(self, connection: Connection) -> None:
         """A connection has closed."""
         self.clients.leave(connection)
@@ -141,7 +131,7 @@ class ProxyContext:
         pool = self._pools.get(endpoint)
         if pool is None:
             pool = UpstreamPool(
-                endpoint, self._tasks, self.limits.connect_s, self._rules_for(endpoint), self.outbox
+                endpoint, self.tasks, self.limits.connect_s, self._rules_for(endpoint), self.outbox
             )
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))

@@ -311,7 +311,7 @@ class Downstream(ClientTransport):
                 proxy.keys.enter(request)
                 or proxy.bodies.hold(request, None)  # if it arrived in one read
                 or dialect.translate(request, proxy.backend)
-                or proxy.bodies.hold_translated(request)
+                or proxy.bodies.hold(request, None, size=len(request.body))  # it may have become larger
             )
             if found is None:
                 return False
@@ -356,7 +356,7 @@ class Downstream(ClientTransport):
         model = "" if route is None else route.model.id
         if route is not None and why.queueable and request.replayable:
             self._exchange = waiting = Waiting(self, request, route.served.queue, model)
-            refusal = waiting.enter()
+            refusal = waiting.queue.enter(waiting.entry)
             if refusal is None:
                 return
             self._exchange = None
@@ -392,7 +392,7 @@ class Downstream(ClientTransport):
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
         if request.translation is not None and (error := _not_admitted(request.translation, lease)):
-            waiting.turned_down(error)
+            waiting.interrupt(error, "refused")  # a generation serves, but not this request
             return
         self._exchange = exchange = Exchange(self, request, lease, waiting)
         exchange.start()

@@ -60,7 +60,7 @@ class Exchange(MeasuredExchange, eq=False):
         if (stages := request.stages) is None and request.translator is not None:
             stages = compose(self.client, request)
         if stages is not None and (work := stages.prepare(lease.endpoint)) is not None:
-            proxy.start_soon(self._connect_after(work), "prepare a request")
+            proxy.tasks.start(self._connect_after(work), "prepare a request")
             return
         pool = proxy.pool_of(lease.endpoint)
         upstream = pool.take(request.received_at if self.waiting is None else monotonic())
@@ -329,7 +329,7 @@ class Exchange(MeasuredExchange, eq=False):
             self.upload.disconnect()
         if not self._lease.alone:
             self._lease.release_permit()
-        self.client.proxy.await_cause(self._cause_unknown)
+        self.client.proxy.awaiting_cause.add(self._cause_unknown)
 
     def _cause_unknown(self) -> None:
         if self.state is LOST and self._end_error is not None:
@@ -350,8 +350,9 @@ class Exchange(MeasuredExchange, eq=False):
             return
         self._suspect()
         error = why
-        if not self.status and self.waiting is not None and (permanent := self.waiting.unqueueable_error()):
-            error = permanent  # the model does not return: its remedy is more useful than this reason
+        if not self.status and self.waiting is not None:
+            # If the model does not return, its remedy is more useful than this reason.
+            error = self.waiting.queue.unqueueable_reason() or why
         self.fail(error, "revoked")
 
     def _suspect(self) -> None:

@@ -64,8 +64,8 @@ class Proxy(ProxyContext):
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        self._awaiting_cause.stop()
-        await self._tasks.aclose()
+        self.awaiting_cause.stop()
+        await self.tasks.aclose()
         if len(self.clients):  # connection_lost is called in the loop's next round
             await self._all_disconnected.wait()
         pools = (*self._pools.values(), *self._closing_pools)

@@ -46,7 +46,7 @@ class Waiting:
         """``model``: the id of the model for which the request waits."""
         self._downstream = downstream
         self._request = request
-        self._queue = queue
+        self.queue = queue
         self.entry = QueueEntry(
             self,
             request.received_at,
@@ -65,13 +65,9 @@ class Waiting:
 
     # --- entering the queue
 
-    def enter(self) -> HttpError | None:
-        """Queue the request; returns the reason if that is not possible."""
-        return self._queue.enter(self.entry)
-
     def requeue(self, lease: Lease, queue: RequestQueue, *, sent: bool) -> bool:
         """Queue the request again, if allowed, after the server of ``lease`` ended."""
-        self._queue, broken = queue, lease.endpoint
+        self.queue, broken = queue, lease.endpoint
         ran_s = monotonic() - lease.since_s if lease.since_s else 0.0
         if not queue.requeue(self.entry, broken, sent=sent, alone=lease.alone, ran_s=ran_s):
             return False
@@ -80,7 +76,7 @@ class Waiting:
 
     def isolate(self, lease: Lease, queue: RequestQueue) -> bool:
         """Queue the request again, alone, if allowed: with others it has filled a shared context."""
-        self._queue = queue
+        self.queue = queue
         if not queue.isolate(self.entry):
             return False
         self._left(lease.endpoint, sent=True)
@@ -92,10 +88,6 @@ class Waiting:
         if sent:
             self._downstream.proxy.metrics.count_replay(self._request.counted_as or endpoint.model)
 
-    def unqueueable_error(self) -> HttpError | None:
-        """Why no request can wait for the model; None if requests can."""
-        return self._queue.unqueueable_reason()
-
     # --- from the queue
 
     @property
@@ -106,35 +98,27 @@ class Waiting:
         self._downstream.wait_ended(self, self._request, lease)
 
     def refused(self, why: HttpError) -> None:
-        self._record(why.status, "unavailable", why.cause)
-        self._downstream.exchange_failed(self._request, why)
+        self.interrupt(why, "unavailable")
 
     # --- from the client's connection, as for an exchange
 
     def cancel(self) -> None:
         """The client disconnected: free its position in the queue at once (S11)."""
-        self._queue.leave(self.entry)
+        self.queue.leave(self.entry)
         self._record(CLIENT_GONE, "client_gone")
 
     def sweep(self, now: float) -> None:
         """Check the request timeout, which also counts the wait."""
         error = overdue(self._request, self._downstream.proxy.config, now)
         if error is not None:
-            self._queue.leave(self.entry)
-            self._record(error.status, "timed_out", error.cause)
-            self._downstream.exchange_failed(self._request, error)
+            self.interrupt(error, "timed_out")
         else:
             send_comment_if_due(self._downstream, self._request, now, self._outlook_text)
 
     def interrupt(self, error: HttpError, outcome: str) -> None:
-        """End the wait, for the same reasons as an exchange."""
-        self._queue.leave(self.entry)
+        """End the request, and its wait if that has not ended."""
+        self.queue.leave(self.entry)
         self._record(error.status, outcome, error.cause)
-        self._downstream.exchange_failed(self._request, error)
-
-    def turned_down(self, error: HttpError) -> None:
-        """A generation serves, but not this request."""
-        self._record(error.status, "refused", error.cause)
         self._downstream.exchange_failed(self._request, error)
 
     def held_slots(self) -> None:
@@ -145,7 +129,7 @@ class Waiting:
 
     def live(self, now: float) -> InFlight:
         entry = self.entry
-        outlook = self._queue.outlook(entry)
+        outlook = self.queue.outlook(entry)
         phase = LivePhase.LOADING if outlook.loads else LivePhase.QUEUED
         return InFlight(
             replace(
@@ -161,7 +145,7 @@ class Waiting:
 
     def _outlook_text(self) -> str:
         """``loading 43 %, 12 s left``, ``loading, 12 s left``, ``position 3, about 8 s``."""
-        outlook = self._queue.outlook(self.entry)
+        outlook = self.queue.outlook(self.entry)
         if not outlook.loads:
             wait = "" if outlook.wait_s is None else f", about {eta_text(outlook.wait_s)}"
             return f"position {outlook.position}{wait}"

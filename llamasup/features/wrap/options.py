@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from llamasup.core.http.heads import HeadRules
 from llamasup.core.pool.estimate import Starter
 from llamasup.core.proxy.listeners.listen import ListenerSet, listen
-from llamasup.core.proxy.listeners.tls import tls_context
+from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.core.proxy.settings import Limits
 from llamasup.core.supervision.states import Policy
 from llamasup.errors import UsageInvalid
@@ -59,7 +59,7 @@ class WrapOptions(ServiceOptions, frozen=True):
         sweep_and_check(self)
         self._refuse_conflicts()
         wrapping, line = self.wrapping, self.wrapping.line
-        tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
+        tls = TlsContext(line.tls.key_file, line.tls.cert_file) if line.tls else None
         shared = self.shared_proxy()
         proxy = replace(
             shared,

@@ -36,7 +36,7 @@ def end_generation(rig: Rig, why: HttpError = KILLED) -> None:
 
 def await_held(rig: Rig) -> None:
     """Wait until the proxy has seen that the server closed its connection."""
-    while not rig.call(lambda: len(rig.proxy._awaiting_cause)):
+    while not rig.call(lambda: len(rig.proxy.awaiting_cause)):
         pass
 
 
@@ -174,7 +174,7 @@ def test_thousand_streams_that_are_cut_at_once_all_get_the_cause(make_rig: MakeR
     clients, children = zip(*(streaming(rig) for _ in range(1000)), strict=True)
     for child in children:
         child.close()
-    while rig.call(lambda: len(rig.proxy._awaiting_cause)) < 1000:
+    while rig.call(lambda: len(rig.proxy.awaiting_cause)) < 1000:
         pass
     end_generation(rig)
     assert {error_in(client.rest())["cause"] for client in clients} == {"out_of_memory_host"}

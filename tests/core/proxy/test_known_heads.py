@@ -13,8 +13,10 @@ import pytest
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import UnixAddress
 from llamasup.core.http.head_cache import KnownHead, compile_head
+from llamasup.core.http.heads import DEFAULT_RULES
 from llamasup.core.proxy import ProxyConfig, reader
 from llamasup.core.proxy.access_policy import AccessPolicy
+from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.reader import RequestReader
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.settings import Limits
@@ -204,7 +206,8 @@ class RecordedExchanges:
         self.calls: list[object] = []
         self._remembers = remembers
         loop: Any = None
-        self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), Tasks(loop), 1.0)
+        endpoint, outbox = Endpoint("tiny", 1, UnixAddress("/nowhere")), Outbox(lambda callback: None)
+        self._pool = UpstreamPool(endpoint, Tasks(loop), 1.0, DEFAULT_RULES, outbox)
         self.is_open = False
 
     def receive(self, *answers: tuple[bytes, ...]) -> None:

@@ -153,7 +153,7 @@ def test_short_connections_leak_no_descriptors(rig: Rig) -> None:
 
     def settle() -> None:
         while rig.call(
-            lambda: len(rig.proxy.clients) + rig.endpoint.in_flight + len(rig.proxy._tasks._running)
+            lambda: len(rig.proxy.clients) + rig.endpoint.in_flight + len(rig.proxy.tasks._running)
         ):
             pass
 

@@ -23,7 +23,7 @@ from llamasup.core.system.storage.folders import read_bounded
 from llamasup.core.system.storage.paths import irregular_file, why_unusable
 from llamasup.errors import ConfigInvalid
 
-__all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
+__all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity"]
 
 _log = logging.getLogger("llamasup.proxy")
 
@@ -81,11 +81,6 @@ class TlsContext:
             self.when_warned(message, remedy)
         else:
             _log.warning("%s %s", message, remedy)
-
-
-def tls_context(key_file: str, cert_file: str) -> TlsContext:
-    """Raises ConfigInvalid for files without a usable key and certificate."""
-    return TlsContext(key_file, cert_file)
 
 
 def read_validity(cert_file: str) -> Validity | None:
@@ -193,7 +188,7 @@ class Handshake:
         except ConnectionAbortedError:
             refusal = TOO_MANY
         if refusal is None:
-            self.proxy.start_soon(self._shake_hands(context), "a TLS handshake")
+            self.proxy.tasks.start(self._shake_hands(context), "a TLS handshake")
         else:  # before the handshake, no answer can be sent
             self._accepted.close()
             self.proxy.on_disconnect(self)

@@ -73,21 +73,18 @@ class Abandoned:
     def last_bytes(self) -> bytes:
         return b""
 
-    def finished(self) -> None:
-        """The answer is complete, so the slot is free."""
-        self._end()
-
     def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
         """llama-server closed the connection, as it does after it has cancelled a request."""
-        self._end()
+        self.finished()
 
     def _generation_ended(self, why: HttpError) -> None:
         if self._lease.endpoint.crashed:
             self._on_crash(why)
         self._upstream.abort()
-        self._end()
+        self.finished()
 
-    def _end(self) -> None:
+    def finished(self) -> None:
+        """The answer is complete, so the slot is free."""
         if self._quota is not None:
             now = self._clock()
             endpoint = self._lease.endpoint

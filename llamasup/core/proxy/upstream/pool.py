@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from llamasup.core.http.connection import open_connection
 from llamasup.core.http.head_cache import KnownHead
-from llamasup.core.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
+from llamasup.core.http.heads import HeadRules, RawHeaders
 from llamasup.core.proxy.outbox import Outbox
 from llamasup.core.proxy.upstream.connection import REQUESTS_PER_CONNECTION, Upstream
 from llamasup.core.queueing.endpoint import Endpoint
@@ -22,10 +22,6 @@ __all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Tasks", "UpstreamPool"]
 
 
 _log = logging.getLogger("llamasup.proxy")
-
-
-def _call_soon(callback: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(callback)
 
 
 class Tasks:
@@ -83,14 +79,14 @@ class UpstreamPool:
         endpoint: Endpoint,
         tasks: Tasks,
         connect_s: float,
-        rules: HeadRules = DEFAULT_RULES,
-        outbox: Outbox | None = None,
+        rules: HeadRules,
+        outbox: Outbox,
     ) -> None:
         self._endpoint = endpoint
         self._tasks = tasks
         self._connect_s = connect_s
         self.rules = rules
-        self.outbox = outbox or Outbox(_call_soon)
+        self.outbox = outbox
         is_node = endpoint.node is not None
         self._idle_s = NODE_IDLE_S if is_node else IDLE_S
         self.requests_per_connection = NODE_REQUESTS if is_node else REQUESTS_PER_CONNECTION

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.core.http.address import TcpAddress, UnixAddress
 from llamasup.core.proxy.listeners.listen import listen
-from llamasup.core.proxy.listeners.tls import tls_context
+from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.errors import ConfigInvalid, PortInUse, PortNotAllowed
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import Wire, get, status
@@ -141,7 +141,7 @@ def test_error_says_what_is_wrong_with_certificate_or_key(tmp_path: Path) -> Non
         ),  # without the option
     ):
         with pytest.raises(ConfigInvalid) as refused:
-            tls_context(key_file, chain_file)
+            TlsContext(key_file, chain_file)
         assert refused.value.message.endswith(".")
         assert f": {reason}" in refused.value.message
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.proxy import Limits, ProxyConfig
-from llamasup.core.proxy.listeners.tls import TlsContext, tls_context
+from llamasup.core.proxy.listeners.tls import TlsContext
 from llamasup.errors import ConfigInvalid
 from tests.core.proxy.conftest import MakeRig
 from tests.core.proxy.rig import (
@@ -60,7 +60,7 @@ class Certificate:
             subprocess.run(["openssl", *words], check=True, capture_output=True)
 
     def context(self) -> TlsContext:
-        return tls_context(str(self.key), str(self.chain))
+        return TlsContext(str(self.key), str(self.chain))
 
     def trusting(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.chain))
@@ -404,7 +404,7 @@ def test_named_pipe_is_refused_as_certificate(certificate: Certificate, tmp_path
     os.mkfifo(pipe)
     for key, chain in ((pipe, certificate.chain), (certificate.key, pipe)):
         with pytest.raises(ConfigInvalid, match="is not a regular file"):
-            tls_context(str(key), str(chain))
+            TlsContext(str(key), str(chain))
 
 
 def test_unusable_renewal_keeps_the_previous_certificate(
@@ -441,4 +441,4 @@ def test_handshakes_leak_no_descriptors(rig: Rig, certificate: Certificate) -> N
 
 
 def await_no_connections(rig: Rig) -> None:
-    eventually(lambda: rig.call(lambda: len(rig.proxy.clients) + len(rig.proxy._tasks._running)) == 0)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients) + len(rig.proxy.tasks._running)) == 0)
