@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from llamasup.core.auth.keys import Keys
 from llamasup.core.http.address import ANY_HOST
@@ -93,9 +93,7 @@ def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> 
     unclear = scan.unclear and scan.suspect
     refusal = _unclear(_max_steps(request)) if unclear else refused_media(scan.remote, allowed)
     if refusal is not None and not request.needs_permit:
-        refusal = msgspec.structs.replace(
-            refusal, close=True
-        )  # no requests-per-minute limit slows the client
+        refusal = replace(refusal, close=True)  # no requests-per-minute limit slows the client
     return refusal
 
 

@@ -92,15 +92,10 @@ class Request(msgspec.Struct, eq=False):
         return self.head.needs_permit
 
     @property
-    def uploads_file(self) -> bool:
-        """Whether it uploads a file to the API for batches."""
-        return self.head.route is FILES and self.head.method == b"POST"
-
-    @property
     def is_limited(self) -> bool:
         """Whether the limits of its key count it. Reading and the control API are free."""
         head = self.head
-        return head.needs_permit or self.uploads_file or (head.route.of_router and head.method == b"POST")
+        return head.needs_permit or (head.method == b"POST" and (head.route is FILES or head.route.of_router))
 
     @property
     def response_lines(self) -> bytes:

@@ -122,7 +122,8 @@ class _Marker:
         for part in content or ():
             self.text(part.text or "")
             for picture in (part.image_url, part.input_audio, part.source):
-                self._picture(picture)
+                if given := _json(picture):
+                    self._add(given, _PICTURE)
             self.text(part.name or "")
             for json in (part.input, part.content):
                 self.text(_json(json))
@@ -147,10 +148,6 @@ class _Marker:
         if not marks:
             return None
         return Conversation(tuple(mark for mark, _ in marks), tuple(size for _, size in marks), self._size)
-
-    def _picture(self, picture: msgspec.Raw) -> None:
-        if given := _json(picture):
-            self._add(given, _PICTURE)
 
     def _add(self, piece: str | bytes, size: int) -> None:
         self._mark = hash((self._mark, piece))

@@ -45,9 +45,7 @@ class TlsContext:
         self._known = _identity(key_file, cert_file)
         self._current = _load(key_file, cert_file)
         self._validity = read_validity(cert_file)
-        self._last_problem = (
-            ""  # the last reported problem of the dates: reported once, not at every handshake
-        )
+        self._last_problem = ""  # of the dates: reported once, not at every handshake
 
     def current(self) -> ssl.SSLContext:
         """The context for the next handshake. Checks the files, and the dates of the certificate.

@@ -83,13 +83,11 @@ class LiveRequests:
         """The requests in flight, oldest first. llama-server is asked for the slots only if a request has had
         its slot for ``settled_s``; without an answer, no token counts are known.
         """
-        now = self._clock()
-        found = self._in_flight(now)
+        found = self._in_flight(self._clock())
         if await self._refresh(found, settled_s):
-            now = self._clock()
-            found = self._in_flight(now)
+            found = self._in_flight(self._clock())
         slots = self._slots(found)
-        shown = [self._shown(one, slots, now) for one in found]
+        shown = [self._shown(one, slots) for one in found]
         return tuple(sorted(shown, key=lambda request: -request.age_s))
 
     def note_ended(self, record: RequestRecord) -> None:
@@ -189,7 +187,7 @@ class LiveRequests:
             found.update(slots_of(endpoint, sending, slots))
         return found
 
-    def _shown(self, one: InFlight, slots: Mapping[Lease, Sequence[SlotProgress]], now: float) -> LiveRequest:
+    def _shown(self, one: InFlight, slots: Mapping[Lease, Sequence[SlotProgress]]) -> LiveRequest:
         own = slots.get(one.lease) if one.lease is not None else None
         if own is None or one.lease is None:
             return one.request
