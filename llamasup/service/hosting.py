@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from llamasup.core.auth.keys import Keys
+    from llamasup.core.control.routes import Application
 
 _log = logging.getLogger(__name__)
 
@@ -236,19 +237,25 @@ class Service:
             self._batches = batches
             if self._stops_asked:
                 batches.stop()
-        control = ControlServer(
-            folder / "control.sock",
-            models.control_target,
-            self.metrics,
-            requests,
-            self._last_hour,
-            partial(self._console, proxy, listeners.address, models.control_target),
-            own_log=self.own_log,
-            more_routes=lambda: [
-                *batch_routes,
-                *(route for make in attached("routes") for route in make(self, models.control_target)),
-            ],
-        )
+
+        def make_application(tasks: asyncio.TaskGroup) -> Application:
+            from llamasup.core.control.routes import Application
+
+            return Application(
+                models.control_target,
+                self.metrics,
+                requests,
+                self._last_hour,
+                tasks,
+                partial(self._console, proxy, listeners.address, models.control_target),
+                own_log=self.own_log,
+                more_routes=lambda: [
+                    *batch_routes,
+                    *(route for make in attached("routes") for route in make(self, models.control_target)),
+                ],
+            )
+
+        control = ControlServer(folder / "control.sock", make_application)
         proxy.control = control.endpoint
         last_hour = LastHourObserver(self._last_hour, models.control_target.held_bytes)
         self.observe(

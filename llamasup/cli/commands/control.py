@@ -17,7 +17,7 @@ from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns
-from llamasup.cli.output.results import write_bytes, write_json, write_result
+from llamasup.cli.output.results import write_bytes, write_json, write_result, write_shown
 from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
 from llamasup.cli.target import TargetOptions, models_to_show, with_client, with_each_client
@@ -109,10 +109,7 @@ def why(view: View, client: ControlClient, model: Model = None, *, json: o.Json 
     Explains why a model is loaded, waiting, evicted, restarted, refused, or smaller than asked for.
     """
     answer = client.why(_named(client, model))
-    if json:
-        write_json(answer)
-    else:
-        write_result(_why_text(answer))
+    write_shown(answer, _why_text(answer), json=json)
 
 
 @commands.command()

@@ -13,7 +13,7 @@ from llamasup.cli.command_group import argument, command_set, option
 from llamasup.cli.options import shared as o
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
-from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.results import write_shown
 from llamasup.cli.output.view import View, while_waiting
 from llamasup.cli.stop_signals import Interrupted
 
@@ -46,7 +46,7 @@ def deploy(view: View, config: File = None, timeout: Timeout = 600.0, json: o.Js
 
     with _waiting(view, "deploying the models") as pause:
         shown = fleet.deploy(_config(config), timeout_s=timeout, pause=pause)
-    _show(shown, json=json)
+    write_shown(shown, shown_text(shown), json=json)
 
 
 @commands.command()
@@ -57,7 +57,7 @@ def status(view: View, config: File = None, json: o.Json = False) -> None:
 
     with _waiting(view, "asking Ray"):
         shown = fleet.status(_config(config))
-    _show(shown, json=json)
+    write_shown(shown, shown_text(shown), json=json)
 
 
 @commands.command()
@@ -68,12 +68,8 @@ def down(view: View, config: File = None, timeout: TimeoutOfEnd = None, json: o.
 
     with _waiting(view, "ending the models") as pause:
         shown = fleet.down(_config(config), timeout_s=timeout, pause=pause)
-    if json:
-        write_json(shown)
-    elif shown["ended"]:
-        write_result(f"The fleet {_place(shown)} has ended.")
-    else:
-        write_result(_nothing(shown))
+    ended = f"The fleet {_place(shown)} has ended."
+    write_shown(shown, ended if shown["ended"] else _nothing(shown), json=json)
 
 
 @contextmanager
@@ -105,13 +101,6 @@ def _config(given: Path | None) -> Path:
     from llamasup.core.config.reading import find_config
 
     return find_config(given, os.environ)
-
-
-def _show(shown: Mapping[str, Any], *, json: bool) -> None:
-    if json:
-        write_json(shown)
-    else:
-        write_result(shown_text(shown))
 
 
 def shown_text(shown: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.options.parsers import one_of, whole_number
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
-from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.results import write_json, write_result, write_shown
 from llamasup.cli.output.view import View
 from llamasup.core.auth.api_key import (
     ApiKey,
@@ -149,10 +149,8 @@ def new(
         _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
     if hashed:
         _say(view, "  → Save the key now: the file contains only its hash.")
-    if json:
-        write_json({"key": key, "file": str(path), **_facts(api_key, hashed)})
-    else:
-        write_result(key)
+    shown = {"key": key, "file": str(path), **_facts(api_key, hashed)}
+    write_shown(shown, key, json=json)
 
 
 @commands.command("list")

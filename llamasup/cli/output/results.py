@@ -33,3 +33,8 @@ def write_bytes(text: bytes) -> bool:
 def write_json(value: Any) -> None:
     """Write ``value`` as indented JSON."""
     write_result(json_text(value, indent=2))
+
+
+def write_shown(value: Any, text: str, *, json: bool) -> None:
+    """Write ``value`` as JSON, or ``text``, which says the same to people."""
+    write_result(json_text(value, indent=2) if json else text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,7 @@ from llamasup.core.system.event_loops import AcceptWatch
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.core.control.interface import ControlTarget, MakeConsole, MakeRoutes
     from llamasup.core.control.routes import Application
-    from llamasup.core.observability.counters import Metrics
-    from llamasup.core.observability.last_hour import LastHour
-    from llamasup.core.observability.own_log import OwnLog
-    from llamasup.core.proxy.live.requests import LiveRequests
 
 CLOSE_TIMEOUT_S = 1.0
 SHUTDOWN_POLL_S = 0.005
@@ -33,38 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Listens at once, and loads the application at the first connection."""
+    """Listens at once, and loads the application at the first connection: it calls ``make`` in a
+    thread.
+    """
 
-    def __init__(
-        self,
-        socket_path: Path,
-        control_target: ControlTarget,
-        metrics: Metrics,
-        requests: LiveRequests,
-        last_hour: LastHour,
-        make_console: MakeConsole | None = None,
-        *,
-        own_log: OwnLog,
-        more_routes: MakeRoutes = tuple,
-    ) -> None:
+    def __init__(self, socket_path: Path, make: Callable[[asyncio.TaskGroup], Application]) -> None:
         listening = listen(socket_path)
         self.endpoint = Endpoint("", 0, listening.address, listening.key, mark=THROUGH_PROXY + b": 1\r\n")
-
-        def make_application(tasks: asyncio.TaskGroup) -> Application:
-            from llamasup.core.control.routes import Application
-
-            return Application(
-                control_target,
-                metrics,
-                requests,
-                last_hour,
-                tasks,
-                make_console,
-                own_log=own_log,
-                more_routes=more_routes,
-            )
-
-        self._make_application = make_application
+        self._make_application = make
         self._listener = listening.sock
         self._key = listening.key
         self._first: AcceptWatch | None = None

@@ -74,7 +74,7 @@ class ControlClient:
                 raise httpx.UnsupportedProtocol("the host is missing")
             self._http = httpx.Client(
                 transport=httpx.HTTPTransport(uds=reached.uds, verify=trusted(self.address.url)),
-                base_url=reached.url.rstrip("/") + _PREFIX,
+                base_url=reached.url.rstrip("/"),
                 headers=httpx.Headers(reached.headers, encoding="utf-8"),
                 timeout=_timeout(_TIMEOUT_S),
                 trust_env=False,
@@ -91,30 +91,18 @@ class ControlClient:
 
     def models(self) -> Sequence[Mapping[str, Any]]:
         """The models of ``/v1/models``, which a key of a client may see. Not over the private socket."""
-        what = "GET /v1/models"
-        with mapped_errors(self.address.shown, what):
-            response = self._http.get(
-                f"{self.address.url.rstrip('/')}/v1/models", timeout=_timeout(_TIMEOUT_S)
-            )
-        entries = self._answer(response, what).get("data")
+        entries = self._request("GET", "/v1/models", prefix="").get("data")
         try:
             return msgspec.convert(entries, list[dict[str, Any]])
         except msgspec.ValidationError:
             raise ControlFailed(
-                f"The program at {self.address.shown} does not answer {what} with a list of models.",
+                f"The program at {self.address.shown} does not answer GET /v1/models with a list of models.",
                 remedy="Check that the address is that of a llamasup.",
             ) from None
 
     def answer_lines(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Iterator[str]:
         """The lines of a streamed answer of a model, as a client gets them. Not over the private socket."""
-        what, url = f"POST {path}", f"{self.address.url.rstrip('/')}{path}"
-        with (
-            mapped_errors(self.address.shown, what),
-            self._http.stream("POST", url, json=body, timeout=_timeout(timeout_s)) as response,
-        ):
-            if not response.is_success:
-                response.read()
-                self._answer(response, what)
+        with self._streaming("POST", path, timeout_s, json=body) as response:
             lines = Lines()
             for data in response.iter_bytes():
                 yield from lines.add(data)
@@ -176,7 +164,7 @@ class ControlClient:
 
     def events(self) -> Iterator[Mapping[str, Any]]:
         """The state of each model, then every event until llamasup ends (docs/design.md, Events)."""
-        with self._streaming("/events", {}, _SILENCE_S) as response:
+        with self._streaming("GET", f"{_PREFIX}/events", _SILENCE_S) as response:
             for line in response.iter_lines():
                 if (event := _event_of(line)) is not None:
                     yield event
@@ -187,8 +175,8 @@ class ControlClient:
         Without a model: those that llamasup has said itself.
         """
         query = {"lines": lines, "follow": int(follow)}
-        path = "/logs" if model is None else _of_model(model, "logs")
-        with self._streaming(path, query, None if follow else _TIMEOUT_S) as response:
+        path = _PREFIX + ("/logs" if model is None else _of_model(model, "logs"))
+        with self._streaming("GET", path, None if follow else _TIMEOUT_S, params=query) as response:
             yield from response.iter_bytes()
 
     def _change(self, path: str, *, wait: bool) -> Mapping[str, Any]:
@@ -201,20 +189,22 @@ class ControlClient:
         query: Mapping[str, int | str] | None = None,
         silence_s: float | None = _TIMEOUT_S,
         body: Mapping[str, Any] | None = None,
+        *,
+        prefix: str = _PREFIX,
     ) -> dict[str, Any]:
-        what = f"{method} {_PREFIX}{path}"
-        with mapped_errors(self.address.shown, what):
-            response = self._http.request(method, path, params=query, timeout=_timeout(silence_s), json=body)
+        path, timeout = prefix + path, _timeout(silence_s)
+        with mapped_errors(self.address.shown, what := f"{method} {path}"):
+            response = self._http.request(method, path, params=query, timeout=timeout, json=body)
         return self._answer(response, what)
 
     @contextmanager
     def _streaming(
-        self, path: str, query: Mapping[str, int], silence_s: float | None
+        self, method: str, path: str, silence_s: float | None, **sent: Any
     ) -> Iterator[httpx.Response]:
-        what = f"GET {_PREFIX}{path}"
+        what = f"{method} {path}"
         with (
             mapped_errors(self.address.shown, what),
-            self._http.stream("GET", path, params=query, timeout=_timeout(silence_s)) as response,
+            self._http.stream(method, path, timeout=_timeout(silence_s), **sent) as response,
         ):
             if not response.is_success:
                 response.read()

@@ -13,7 +13,7 @@ import msgspec
 
 from llamasup.core.control.client import StatusRead
 from llamasup.core.control.private_socket import SOCKET_NAME, reach
-from llamasup.core.control.selection import Discovered, Running, RunningFact, Unresponsive
+from llamasup.core.control.selection import Discovered, Running, Unresponsive
 from llamasup.core.http.httpx_client import httpx
 from llamasup.core.pool.shown_state import AWAY
 from llamasup.core.system.native import native
@@ -50,11 +50,12 @@ def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
     return Discovered(tuple(running), tuple(unresponsive), tuple(closed))
 
 
-def running_at(port: int) -> RunningFact | None:
+def running_at(port: int) -> Running | None:
     """The llamasup that listens on ``port`` of 127.0.0.1, if any."""
     for running in discover().running:
-        if _has(running.url, port):
-            return RunningFact(running.pid, running.url, running.models)
+        parts = urlsplit(running.url)
+        if parts.hostname in _LOOPBACK and parts.port == port:
+            return running
     return None
 
 
@@ -121,8 +122,3 @@ def _owner_runs(folder: Path, pid: int) -> bool:
         return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:  # it has exited and removed its folder
         return False
-
-
-def _has(url: str, port: int) -> bool:
-    parts = urlsplit(url)
-    return parts.hostname in _LOOPBACK and parts.port == port

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,9 +28,8 @@ from llamasup.core.control.interface import (
 from llamasup.core.http.address import Address
 from llamasup.core.hub.remote_file import Listener
 from llamasup.core.models.access import resolved
-from llamasup.core.models.spec import Changes
+from llamasup.core.models.spec import Changes, ModelSpec
 from llamasup.core.observability.counters import InstanceGauges, NodeGauges
-from llamasup.core.pool.catalog.catalog import OnlyModel
 from llamasup.core.pool.catalog.collect import info_of
 from llamasup.core.pool.catalog.status import gauges_of, held_bytes_of, model_status
 from llamasup.core.pool.catalog.v1_models import entry_of
@@ -149,13 +148,13 @@ class PoolTarget:
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         # Here, to keep the start short: these read configs.
-        from llamasup.core.control.what_if import asked_settings, plan_with, spec_of_file
+        from llamasup.core.control.what_if import asked_settings, plan_with
         from llamasup.core.pool.catalog.memory import memory_of
         from llamasup.core.pool.what_if import Consequences, needed_and_free
 
         asked = asked_settings(settings)
         managed, pool = self._known_or_at(model), self._models.pool
-        spec = spec_of_file(model) if managed is None else managed.spec
+        spec = ModelSpec(PurePath(model).stem, model) if managed is None else managed.spec
         sized = None if managed is None or managed.is_outdated else managed.sized
         launch = None if sized is None else sized.launch
         if spec.engine is not None:
@@ -354,16 +353,6 @@ class OnlyModelTarget(PoolTarget):
     A request for a state that the model already has is not reported to the owner.
     """
 
-    def __init__(
-        self,
-        owner: ServiceOwner,
-        only: OnlyModel,
-        address: Address,
-        log_path: Callable[[str], Path | None],
-    ) -> None:
-        super().__init__(owner, only, address, log_path)
-        self._only = only
-
     async def load(self, model: str) -> None:
         """Load the model. A crashed one starts at once."""
         managed = self._find(model)
@@ -388,7 +377,8 @@ class OnlyModelTarget(PoolTarget):
         """Restart the model with its current file, as there is no configuration. An unloaded model stays
         unloaded.
         """
-        managed = self._find(self._only.managed.spec.id)
+        managed = next(iter(self._models.managed_models()))
+        refuse_if_stopping(self._owner)
         model = (managed.spec.id,)
         if not managed.holds_memory:
             return shown(Changes(unchanged=model))
@@ -397,7 +387,7 @@ class OnlyModelTarget(PoolTarget):
         return shown(Changes(changed=model))
 
     def _find(self, model: str) -> ManagedModel:
-        managed = self._only.known(model)
+        managed = self._models.known(model)
         refuse_if_stopping(self._owner)
         return managed
 

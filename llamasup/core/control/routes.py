@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -51,6 +52,7 @@ from llamasup.core.system.process.log_tail import MAX_LINES, LogTail
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 
 USUAL_LINES = 200
+_CHANGES = ("load", "unload", "restart")
 
 _log = logging.getLogger(__name__)
 
@@ -119,9 +121,7 @@ class Application:
             _get(f"{PREFIX}/logs", self._show_own_log),
             _get(f"{model}/logs", self._show_log),
             _get(f"{model}/why", self._show_why),
-            _post(f"{model}/load", self._load),
-            _post(f"{model}/unload", self._unload),
-            _post(f"{model}/restart", self._restart),
+            *(_post(f"{model}/{what}", partial(self._change, what)) for what in _CHANGES),
             _post(f"{model}/remove", self._remove),
             _post(f"{PREFIX}/pull", self._pull_model),
             _post(f"{PREFIX}/reload", self._reload),
@@ -250,22 +250,14 @@ class Application:
         return Stream(self._streams, pieces, "text/plain; charset=utf-8", log.close)
 
     def _is_open(self, request: Request) -> Callable[[], bool]:
-        return _always if self._console is None else self._console.is_open_for(request)
+        return (lambda: True) if self._console is None else self._console.is_open_for(request)
 
     # --- changing
 
-    async def _load(self, request: Request) -> Response:
-        return await self._change(request, self._control_target.load)
-
-    async def _unload(self, request: Request) -> Response:
-        return await self._change(request, self._control_target.unload)
-
-    async def _restart(self, request: Request) -> Response:
-        return await self._change(request, self._control_target.restart)
-
-    async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
+    async def _change(self, what: str, request: Request) -> Response:
         model = request.path_params["model"]
-        done = await self._execute(request, lambda: change(model), while_awaited=True)
+        work = partial(getattr(self._control_target, what), model)
+        done = await self._execute(request, work, while_awaited=True)
         return json_answer(self._status_of(model), 200 if done else 202)
 
     async def _remove(self, request: Request) -> Response:
@@ -327,10 +319,6 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # removed in the meantime
-
-
-def _always() -> bool:
-    return True
 
 
 async def _while_awaited(request: Request, work: _Work) -> None:

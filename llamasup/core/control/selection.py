@@ -100,11 +100,3 @@ def _unresponsive_error(process: Unresponsive) -> LlamasupError:
                 f"{name} does not answer.",
                 remedy=f"Resume it if it is suspended (fg, kill -CONT {process.pid}), or reduce the load.",
             )
-
-
-class RunningFact(Struct, frozen=True):
-    """A llamasup of this user that listens on the port."""
-
-    pid: int
-    url: str
-    models: tuple[str, ...]  # with their states

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs
@@ -69,11 +69,6 @@ def asked_settings(given: Mapping[str, Any]) -> ModelSettings:
 def _sentence(text: str) -> str:
     """Some texts of the reading of a config end with a full stop or a question already."""
     return text if text.endswith((".", "?")) else f"{text}."
-
-
-def spec_of_file(path: str) -> ModelSpec:
-    """The file with the default settings, as if it were served under its name."""
-    return ModelSpec(PurePath(path).stem, path)
 
 
 def plan_with(

@@ -14,7 +14,7 @@ from pathlib import Path
 from llamasup._version import __version__
 from llamasup.core.control.client import ControlAddress, ControlClient
 from llamasup.core.control.discovery import discover
-from llamasup.core.control.selection import RunningFact
+from llamasup.core.control.selection import Running
 from llamasup.core.http.certificate import MAX_PEM_BYTES, validity_of
 from llamasup.core.llama_server.inspect import FoundRuntime, Runtime, survey_runtimes
 from llamasup.core.llama_server.log_lines import shareable_lines
@@ -91,7 +91,7 @@ def _certificate_fact(path: Path) -> CertificateFact:
     )
 
 
-def _running(port: int) -> RunningFact | None:
+def _running(port: int) -> Running | None:
     from llamasup.core.control.discovery import running_at  # its import with httpx takes 60 ms
 
     return running_at(port)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llamasup.core.control.selection import RunningFact
+from llamasup.core.control.selection import Running
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
@@ -86,7 +86,7 @@ class Facts(Struct, frozen=True):
     folders: tuple[FolderFact, ...] = ()
     left_folders: tuple[StaleRun, ...] = ()
     port_problem: LlamasupError | None = None
-    running: RunningFact | None = None  # the llamasup that uses the port
+    running: Running | None = None  # the llamasup that uses the port
     config_files: tuple[ConfigFile, ...] = ()
     certificate: CertificateFact | None = None
     model: ModelFact | None = None

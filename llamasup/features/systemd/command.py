@@ -17,7 +17,7 @@ from llamasup.cli.options.groups import Group, path, switch, takes_groups, text
 from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
-from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.results import write_json, write_shown
 from llamasup.cli.output.view import View
 from llamasup.core.settings.model import Settings
 from llamasup.errors import ServiceManagerFailed, UsageInvalid
@@ -80,10 +80,8 @@ def print_(
     unit = _UnitArguments(ctx, model, arguments).unit()
     text = unit_text(unit)
     path = str(Units(unit.of_user).path(unit.file_name))
-    if json:
-        write_json({"unit": unit.file_name, "path": path, "text": text})
-    else:
-        write_result(text.rstrip("\n"))
+    shown = {"unit": unit.file_name, "path": path, "text": text}
+    write_shown(shown, text.rstrip("\n"), json=json)
 
 
 @commands.command(cls=WithExtra)
@@ -156,10 +154,8 @@ def status(view: View, name: Service, user: User = False, json: o.Json = False) 
     text = units.read(file_name)
     state = _state(units, file_name)
     shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
-    if json:
-        write_json(shown)
-    else:
-        write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
+    as_table = table([(key, _shown(value)) for key, value in shown.items()], indent="")
+    write_shown(shown, as_table, json=json)
 
 
 def _has_no_key(unit: Unit) -> bool:

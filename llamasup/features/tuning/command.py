@@ -13,7 +13,7 @@ from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra
 from llamasup.cli.output.error_report import guarded
-from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.results import write_json, write_result, write_shown
 from llamasup.cli.output.view import View, while_waiting
 from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 
@@ -84,13 +84,9 @@ def tune(
         return found
     from llamasup.features.tuning.report import report_as_json, report_lines
 
-    if json:
-        profile = launch.settings.profile
-        write_json(
-            report_as_json(found, model=str(launch.model_path), purpose=options.purpose, profile=profile)
-        )
-    else:
-        write_result("\n".join(report_lines(found)))
+    path, profile = str(launch.model_path), launch.settings.profile
+    shown = report_as_json(found, model=path, purpose=options.purpose, profile=profile)
+    write_shown(shown, "\n".join(report_lines(found)), json=json)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from llamasup.cli.command_group import command_set, flag, option
 from llamasup.cli.options import shared as o
-from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.results import write_json, write_shown
 from llamasup.cli.output.view import plural, while_waiting
 from llamasup.cli.target import with_client
 from llamasup.core.system.text import memory_text, printable
@@ -82,10 +82,7 @@ def _absolute(runtime: str) -> str:
 
 
 def _show(report: Mapping[str, Any], *, json: bool) -> None:
-    if json:
-        write_json(report)
-    else:
-        write_result("\n".join(map(printable, _lines(report))))
+    write_shown(report, "\n".join(map(printable, _lines(report))), json=json)
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:

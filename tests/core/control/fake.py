@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from llamasup.core.control.app import ControlServer
 from llamasup.core.control.interface import ConfigAccess, Fetch, MakeConsole, UsageReport
+from llamasup.core.control.routes import Application
 from llamasup.core.http.errors import error_from
 from llamasup.core.http.heads import HttpError
 from llamasup.core.hub.remote_file import Listener, Progress
@@ -240,13 +241,16 @@ async def served(
         requests = LiveRequests(fake.connections, fake.query_slots)
         server = ControlServer(
             path,
-            fake,
-            Metrics(),
-            requests,
-            fake.last_hour,
-            make_console,
-            own_log=fake.own_log,
-            more_routes=fake.routes,
+            lambda tasks: Application(
+                fake,
+                Metrics(),
+                requests,
+                fake.last_hour,
+                tasks,
+                make_console,
+                own_log=fake.own_log,
+                more_routes=fake.routes,
+            ),
         )
         server.start(tasks)
         try:

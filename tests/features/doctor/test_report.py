@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.core.control.selection import RunningFact
+from llamasup.core.control.selection import Running
 from llamasup.core.llama_server.help_text import Capabilities
 from llamasup.core.system.hardware.devices import Device
 from llamasup.core.system.hardware.facts import Hardware
@@ -341,14 +341,14 @@ def test_unusable_port_shows_error_of_run() -> None:
 
 def test_port_of_other_llamasup_passes_and_shows_its_models() -> None:
     taken = LlamasupError("port 8080 is in use by llamasup (pid 7)", remedy="stop that process")
-    running = RunningFact(7, "http://127.0.0.1:8080", ("tiny (ready)", "big (loading)"))
+    running = Running(7, "http://127.0.0.1:8080", "", ("tiny (ready)", "big (loading)"), "")
     check = only("port", port_problem=taken, running=running)
     assert is_advice(check)
     assert check.found == (
         "8080: a llamasup (pid 7) serves tiny (ready), big (loading) at http://127.0.0.1:8080"
     )
     assert "another port" in check.remedy
-    idle = only("port", port_problem=taken, running=RunningFact(7, "http://127.0.0.1:8080", ()))
+    idle = only("port", port_problem=taken, running=Running(7, "http://127.0.0.1:8080", "", (), ""))
     assert "serves nothing at" in idle.found
 
 
