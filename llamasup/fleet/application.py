@@ -37,6 +37,11 @@ _ONE_LOOP: Final = MappingProxyType(
 """Serve (2.60) has three loops in a replica, and each chunk would pass between them twice. The ingress needs
 one: it was half the CPU time for a chunk (scripts/bench/fleet.py)."""
 
+_ROUTER: Final[Mapping[str, Any]] = {
+    "request_router_class": f"{PromptRouter.__module__}.{PromptRouter.__name__}",
+    "request_routing_stats_period_s": REPORT_S,
+}
+
 
 class FleetModelSpec(Struct, frozen=True):
     """A model to deploy. ``node`` has no secret yet: ``application`` adds it. ``actor_options``: what Ray
@@ -123,18 +128,11 @@ def _model(
         # has no limit for the first wait, and kills the replica after the whole time.
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=serve_drain_s + LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
-        request_router_config=_router() if fleet.ingress else RequestRouterConfig(),
+        request_router_config=RequestRouterConfig(**_ROUTER) if fleet.ingress else RequestRouterConfig(),
         max_surge_percent=100 if fleet.surge else 0,
     )
     encoded = msgspec.json.encode(replace(spec.node, secret=secret))
     return _versioned(node, deployed, encoded).bind(encoded)
-
-
-def _router() -> RequestRouterConfig:
-    return RequestRouterConfig(
-        request_router_class=f"{PromptRouter.__module__}.{PromptRouter.__name__}",
-        request_routing_stats_period_s=REPORT_S,
-    )
 
 
 def _versioned(

@@ -277,16 +277,13 @@ class Directory:
         for model in self._table.wanted().keys() - self._wakes.keys() - self._failed:
             task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
             self._wakes[model] = task
-            task.add_done_callback(partial(self._woken, model))
+            task.add_done_callback(partial(lambda woken, _: self._wakes.pop(woken, None), model))
 
     async def _wait_for(self, model: str) -> None:
         try:
             await self._handles[model].wake.remote()
         except Exception as error:  # the next look at Serve's state tries again
             _log.warning("The model %s does not start: %r", model, error)
-
-    def _woken(self, model: str, _: asyncio.Task[None]) -> None:
-        self._wakes.pop(model, None)
 
     async def _note_problems(self) -> None:
         """Note what Serve says of the models that requests wait for: not each failed start runs code of a

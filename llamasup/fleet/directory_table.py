@@ -46,9 +46,8 @@ class DirectoryTable:
         self._settled = False
         self._nodes: dict[str, tuple[NodeReport, float]] = {}
         self._leaving: set[str] = set()
-        self._starting: dict[
-            str, tuple[str, float]
-        ] = {}  # nodes that load: the model, and the last sign of life
+        # Nodes that load: the model, and the last sign of life.
+        self._starting: dict[str, tuple[str, float]] = {}
         self._ended_s: dict[str, float] = {}  # nodes that ended lately
         self._asleep_since_s: dict[str, float] = {}
         self._woken_s: dict[str, float] = {}  # sleeping nodes that should wake, and since when
@@ -67,9 +66,8 @@ class DirectoryTable:
 
     def starts(self, report: NodeReport, now_s: float) -> None:
         """Ray has placed the node, which loads its model. A later call may have overtaken this one."""
-        if report.name in self._nodes or report.name in self._ended_s:
-            return
-        self._starting[report.name] = report.model, now_s
+        if report.name not in self._nodes and report.name not in self._ended_s:
+            self._starting[report.name] = report.model, now_s
 
     def report(self, report: NodeReport, now_s: float) -> bool:
         """Note a report. True if the snapshot changes."""

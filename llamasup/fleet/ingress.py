@@ -81,10 +81,6 @@ class IngressSettings(Struct, frozen=True):
     wait_timeout_s: float = 120.0
     max_queued: int = 256
 
-    @property
-    def is_open(self) -> bool:
-        return not self.keys
-
 
 class ReplicaAnswer(Protocol):
     """The answer of a replica to one request: ``AnswerBegin``, then pieces of the body."""
@@ -132,7 +128,7 @@ class Ingress:
         self._keys = Keys(None, (), monotonic)
         for key in settings.keys:
             self._keys.mint(key)
-        self._keys.needed = not settings.is_open
+        self._keys.needed = bool(settings.keys)
         self._access = AccessPolicy(self._config, self._keys)
         self._waiting: Counter[str] = Counter()
         self._unassigned: Counter[str] = Counter()
@@ -147,10 +143,13 @@ class Ingress:
         if isinstance(key, HttpError):
             return _refusal(key)
         if key is not None and key.limits:
-            return _refusal(_limited(key))
+            what = f"the key {key.name!r} has limits, which only a front of the fleet enforces"
+            remedy = "use a front, or a key without rpm, concurrent and tpm"
+            return _refusal(HttpError(403, what, "permission_error", "key_limits", remedy))
         for name in _FOR_SERVE:
             if name in request.headers:
-                return _refusal(_header_for_serve(name))
+                what = f"the header {name!r} controls Ray Serve, which clients may not do"
+                return _refusal(HttpError(400, what, cause="serve_header", remedy="leave the header out"))
         if head.method in (b"GET", b"HEAD"):
             return self._answer_read(head, key)
         if not head.may_wait or head.route is CONTROL:
@@ -335,25 +334,6 @@ def _lines_for_node(asked: Request) -> bytes:
     if asked.priority is not Priority.NORMAL:
         lines += b"X-Llamasup-Priority: " + asked.priority.name.lower().encode() + b"\r\n"
     return lines
-
-
-def _limited(key: ApiKey) -> HttpError:
-    return HttpError(
-        403,
-        f"the key {key.name!r} has limits, which only a front of the fleet enforces",
-        "permission_error",
-        "key_limits",
-        "use a front, or a key without rpm, concurrent and tpm",
-    )
-
-
-def _header_for_serve(name: str) -> HttpError:
-    return HttpError(
-        400,
-        f"the header {name!r} controls Ray Serve, which clients may not do",
-        cause="serve_header",
-        remedy="leave the header out",
-    )
 
 
 def _refusal(error: HttpError) -> Response:

@@ -48,7 +48,7 @@ def _keys(config: Config, salt: bytes, environ: Mapping[str, str]) -> tuple[ApiK
 
 def refuse_without_key(settings: IngressSettings, host: str, port: int) -> None:
     """X1, for the address of Ray Serve. Raises UnsafeBind."""
-    if settings.is_open and not settings.insecure_no_auth and not is_loopback(host):
+    if not settings.keys and not settings.insecure_no_auth and not is_loopback(host):
         raise UnsafeBind(
             f"With fleet.ingress, Ray Serve at {host}:{port} serves the models to other machines, and no API "
             "key is set.",

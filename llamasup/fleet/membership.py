@@ -25,7 +25,7 @@ from llamasup.core.config.config_keys import RuntimeChoice
 from llamasup.core.http.httpx_client import httpx
 from llamasup.errors import UsageInvalid
 from llamasup.features.peers.nodes import ExpectedModel, Peer
-from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
+from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.fleet.settings import FLEET, without_models
@@ -93,7 +93,7 @@ def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Know
         ExpectedModel(
             model.id,
             model.aliases,
-            _why_not_served(model),
+            "; ".join(filter(None, ("No node of the fleet has the model yet", model.problem.rstrip(".")))),
             model.eta_s,
             now_s + model.eta_s if model.starts and model.eta_s is not None else None,
         )
@@ -108,11 +108,6 @@ def merged(before: Known, snapshot: Snapshot, secret: str, now_s: float) -> Know
         expected,
         frozenset(served),
     )
-
-
-def _why_not_served(model: ListedModel) -> str:
-    problem = f"; {model.problem.rstrip('.')}" if model.problem else ""
-    return f"No node of the fleet has the model yet{problem}"
 
 
 class FleetMembership:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
-from llamasup.core.observability.counters import Metrics
 from llamasup.core.proxy.context import AnswerStages
 from llamasup.core.proxy.request import Request
 from llamasup.core.proxy.stages import Stage
-from llamasup.core.settings.model import Repairs
 from llamasup.features import only_attached
 
 
@@ -18,10 +16,9 @@ def _stage(seam: str) -> Any | None:
     return only_attached(seam)
 
 
-def _repair(request: Request, repairs: Repairs, metrics: Metrics) -> None:
-    repair = _stage("repair")
-    if repair is not None:
-        repair(request, repairs, metrics)
+def _call(seam: str, *arguments: Any) -> Any:
+    stage = _stage(seam)
+    return None if stage is None else stage(*arguments)
 
 
 def _keep(request: Request, behind: Stage) -> Stage:
@@ -30,10 +27,4 @@ def _keep(request: Request, behind: Stage) -> Stage:
     return kept
 
 
-def _tools(request: Request) -> None:
-    tools = _stage("tools")
-    if tools is not None:
-        tools(request)
-
-
-ANSWER_STAGES: Final = AnswerStages(repair=_repair, keep=_keep, tools=_tools)
+ANSWER_STAGES: Final = AnswerStages(partial(_call, "repair"), _keep, partial(_call, "tools"))

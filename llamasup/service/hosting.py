@@ -56,7 +56,6 @@ from llamasup.service.options import STANDARD_ERROR, ServiceOptions
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from llamasup.core.auth.keys import Keys
     from llamasup.core.control.routes import Application
 
 _log = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class Service:
         self._proxy: Proxy | None = None
         self.live_requests: LiveRequests | None = None
         """Set while it serves."""
-        self._stops_asked = 0
+        self.stops_asked = 0
         self._finished: list[Callable[[RequestRecord], None]] = []
         self._closing: list[Callable[[], None]] = []
         self.usage: UsageReport = _no_usage
@@ -101,17 +100,13 @@ class Service:
         self._batches: BatchWorker | None = None
         self._batch_listener: ListenerSet | None = None
 
-    @property
-    def stops_asked(self) -> int:
-        return self._stops_asked
-
     def ask_stop(self) -> None:
         """Stop gracefully; on the second call at once. For the event loop's thread, at any time."""
-        self._stops_asked += 1
+        self.stops_asked += 1
         if self._batches is not None:
             self._batches.stop()
         if self.hosted_models is not None:
-            self.hosted_models.ask_stop(now=self._stops_asked > 1)
+            self.hosted_models.ask_stop(now=self.stops_asked > 1)
 
     def observe(self, *observers: Observer, first: bool = False) -> None:
         """Call these observers from now on, after the earlier ones; ``first``: before the earlier ones."""
@@ -232,10 +227,10 @@ class Service:
         batch_routes: Sequence[BaseRoute] = ()
         if self.options.batches is not None:
             # In a thread: the imports take some 0.1 s.
-            make = partial(_make_batches, self.options.batches, proxy.keys)
+            make = partial(_made, "batches", "batches", self.options.batches, proxy.keys)
             batches, batch_routes = await asyncio.to_thread(make)
             self._batches = batches
-            if self._stops_asked:
+            if self.stops_asked:
                 batches.stop()
 
         def make_application(tasks: asyncio.TaskGroup) -> Application:
@@ -269,7 +264,7 @@ class Service:
             serving: asyncio.Task[None] | None = None
             try:
                 control.start(tasks)
-                for number in range(min(self._stops_asked, 2)):  # requested before the models existed
+                for number in range(min(self.stops_asked, 2)):  # requested before the models existed
                     models.ask_stop(now=number > 0)
                 await models.begun()
                 if listeners.tls is not None:
@@ -281,7 +276,7 @@ class Service:
                     serving = tasks.create_task(self._batches.run(batch_listener.address), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 if self._ollama is not None:
-                    dialect = _ollama_dialect(models)
+                    dialect: Dialect = _made("dialect", "--ollama", models.keep)
                     await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=dialect)
                 while (names := await models.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
@@ -320,7 +315,7 @@ class Service:
 
     def _on_event(self, event: PublishedEvent) -> None:
         is_stopping = isinstance(event, StateChanged) and event.state in {State.DRAINING, State.STOPPING}
-        if is_stopping and self._stops_asked and self._proxy is not None:
+        if is_stopping and self.stops_asked and self._proxy is not None:
             self._proxy.drain()
 
     def _on_tls_warning(self, message: str, remedy: str) -> None:
@@ -337,19 +332,12 @@ def _listen_for_batches(folder: Path) -> ListenerSet:
     return listen([str(folder / "batches.sock") if native.has_unix_sockets else "127.0.0.1"], 0)
 
 
-def _make_batches(settings: Any, keys: Keys) -> tuple[BatchWorker, Sequence[BaseRoute]]:
-    """The batches, and the routes of their API."""
-    batches = only_attached("batches")
-    if batches is None:
-        raise missing_feature("batches")
-    return cast("tuple[BatchWorker, Sequence[BaseRoute]]", batches(settings, keys))
-
-
-def _ollama_dialect(models: HostedModels) -> Dialect:
-    dialect = only_attached("dialect")
-    if dialect is None:
-        raise missing_feature("--ollama")
-    return cast(Dialect, dialect(models.keep))
+def _made(seam: str, option: str, *arguments: Any) -> Any:
+    """Make what the feature of ``option`` attaches to ``seam``. Raises UsageInvalid without the feature."""
+    make = only_attached(seam)
+    if make is None:
+        raise missing_feature(option)
+    return make(*arguments)
 
 
 async def _no_usage(by: str, since: str | None) -> Mapping[str, Any]:

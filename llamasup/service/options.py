@@ -223,7 +223,23 @@ def checked_proxy(options: ListenOptions, *, route_by_model: bool) -> ProxyConfi
     Raises UsageInvalid, UnsafeBind and ConfigInvalid.
     """
     check_address(options)
-    proxy = proxy_config(options, route_by_model=route_by_model)
+    key_file = None
+    if options.api_key_file is not None:
+        key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
+    shared, batches = options.shared_proxy(), options.batches
+    limits, console = shared.limits, not options.no_ui
+    if batches is not None:
+        limits = replace(limits, file_bytes=batches.max_file.of(UNBOUNDED) + _FORM_BYTES)
+    proxy = replace(
+        shared,
+        api_keys=options.api_keys,
+        key_file=key_file,
+        route_by_model=route_by_model,
+        console=console,
+        rules=replace(shared.rules, batches=batches is not None, data_only=route_by_model and console),
+        router=_router_api(options) if route_by_model else None,
+        limits=limits,
+    )
     sweep_and_check(options)
     return proxy
 
@@ -298,27 +314,6 @@ def _ollama_host(text: str) -> tuple[str, int]:
             remedy=f"Use {Listen().allowed}.",
         ) from None
     return (address.path, 0) if isinstance(address, UnixAddress) else (address.host, address.port)
-
-
-def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:
-    """Raises UsageInvalid for invalid host names and origins, ConfigInvalid for an invalid key file."""
-    key_file = None
-    if options.api_key_file is not None:
-        key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
-    shared, batches = options.shared_proxy(), options.batches
-    limits, console = shared.limits, not options.no_ui
-    if batches is not None:
-        limits = replace(limits, file_bytes=batches.max_file.of(UNBOUNDED) + _FORM_BYTES)
-    return replace(
-        shared,
-        api_keys=options.api_keys,
-        key_file=key_file,
-        route_by_model=route_by_model,
-        console=console,
-        rules=replace(shared.rules, batches=batches is not None, data_only=route_by_model and console),
-        router=_router_api(options) if route_by_model else None,
-        limits=limits,
-    )
 
 
 def _router_api(options: ListenOptions) -> RouterApi | None:

@@ -266,7 +266,8 @@ class RpcWorker:
                 ready_file.remove()
             self._bus.publish(Stopped())
         if error is not None:
-            raise _about_worker(error)
+            error.message, error.remedy = _text_of_worker(error.message), _text_of_worker(error.remedy)
+            raise error
 
     def _is_over(self, instance: Instance) -> bool:
         is_stopped = instance.state is State.STOPPED and self.stops_asked > 0
@@ -280,7 +281,7 @@ class RpcWorker:
         if ready_file is not None:
             ready_file.write(as_json(ready))
         self._bus.publish(ready)
-        if is_private_bind(self.options):
+        if not tunnel and not is_loopback(self.options.host):  # other machines reach it
             self._bus.publish(
                 ServerWarned(
                     NAME,
@@ -421,11 +422,6 @@ def check_listen(options: RpcWorkerOptions) -> None:
         raise UsageInvalid(f"--port {options.port} is not a port.", remedy="Give 1 to 65535.")
 
 
-def is_private_bind(options: RpcWorkerOptions) -> bool:
-    """Whether other machines reach the worker without a tunnel, which deserves a warning."""
-    return options.tunnel is None and not is_loopback(options.host)
-
-
 def _text_of_worker(text: str) -> str:
     """The supervision speaks of llama-server, and of a log that ``llamasup logs`` shows."""
     for of_server, of_worker in _WORDS:
@@ -438,11 +434,6 @@ _WORDS = (
     ("See its log (llamasup logs). ", ""),
     ("llama-server", "rpc-server"),
 )
-
-
-def _about_worker(error: LlamasupError) -> LlamasupError:
-    error.message, error.remedy = _text_of_worker(error.message), _text_of_worker(error.remedy)
-    return error
 
 
 def _renamed(event: PublishedEvent) -> PublishedEvent:

@@ -44,7 +44,6 @@ def test_settings_are_those_of_a_front_with_only_digests_of_keys(tmp_path: Path)
     assert [key.name for key in known] == ["alice", "key-1", "given-1"]
     assert found.hosts == ("llm.example.net", "head")
     assert (found.remote_media, found.wait_timeout_s, found.max_queued) == (("example.org",), 5.0, 7)
-    assert not found.is_open
     assert settings_of(tmp_path, more, LLAMASUP_API_KEY="sk-of-carol") == found, "no salt of this process"
 
 
