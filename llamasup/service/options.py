@@ -230,6 +230,8 @@ def checked_proxy(options: ListenOptions, *, route_by_model: bool) -> ProxyConfi
     limits, console = shared.limits, not options.no_ui
     if batches is not None:
         limits = replace(limits, file_bytes=batches.max_file.of(UNBOUNDED) + _FORM_BYTES)
+    key = config_key("router") if route_by_model else None
+    router = None if key is None else options.features.get(key.name, key.default)
     proxy = replace(
         shared,
         api_keys=options.api_keys,
@@ -237,7 +239,7 @@ def checked_proxy(options: ListenOptions, *, route_by_model: bool) -> ProxyConfi
         route_by_model=route_by_model,
         console=console,
         rules=replace(shared.rules, batches=batches is not None, data_only=route_by_model and console),
-        router=_router_api(options) if route_by_model else None,
+        router=None if router is None else RouterApi(router.inference_keys, router.props),
         limits=limits,
     )
     sweep_and_check(options)
@@ -314,13 +316,6 @@ def _ollama_host(text: str) -> tuple[str, int]:
             remedy=f"Use {Listen().allowed}.",
         ) from None
     return (address.path, 0) if isinstance(address, UnixAddress) else (address.host, address.port)
-
-
-def _router_api(options: ListenOptions) -> RouterApi | None:
-    if (key := config_key("router")) is None:
-        return None
-    settings = options.features.get(key.name, key.default)
-    return RouterApi(settings.inference_keys, settings.props)
 
 
 def load_tls(options: ListenOptions) -> TlsContext | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import psutil
 from msgspec import Struct
@@ -352,13 +352,6 @@ class _Shown(TcpAddress, frozen=True):
         return f"{'tls' if self.tls else 'rpc'}://{self.authority}"
 
 
-class _Listening(TypedDict, total=False):
-    host: str
-    port: int
-    tunnel: TcpAddress
-    files: TunnelFiles
-
-
 def listening(
     host: str | None,
     port: int | None,
@@ -367,7 +360,7 @@ def listening(
     cert: Path | None = None,
     key: Path | None = None,
     client_ca: Path | None = None,
-) -> _Listening:
+) -> dict[str, Any]:
     """The options about where to listen, of those on the command line. Raises UsageInvalid."""
     files = {"--cert": cert, "--key": key, "--client-ca": client_ca}
     if tunnel is None:
@@ -376,7 +369,7 @@ def listening(
                 f"{' and '.join(given)} would have no effect: without --tunnel there is no TLS.",
                 remedy="Add --tunnel HOST:PORT, or leave the certificates out.",
             )
-        plain: _Listening = {}
+        plain: dict[str, Any] = {}
         if host is not None:
             plain["host"] = "127.0.0.1" if host.lower() == "localhost" else host  # rpc-server knows no names
         if port is not None:

@@ -26,7 +26,6 @@ from llamasup.features import attached
 
 if TYPE_CHECKING:
     from llamasup.core.config.config_keys import Config
-    from llamasup.core.config.issues import Issue
 
 commands = command_set("config", "Write and check the configuration file of serve.")
 
@@ -92,8 +91,10 @@ def check(view: View, file: ConfigFile = None, json: o.Json = False) -> int:
     except ConfigInvalid as error:
         if not json:
             raise
+        from llamasup.service.config_editing import as_mistakes
+
         found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
-        write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
+        write_json({"ok": False, "file": path_text(str(path)), "mistakes": as_mistakes(found)})
         return error.exit_code
     if json:
         done = {"ok": True, "file": path_text(str(path)), "mistakes": []}
@@ -116,10 +117,6 @@ def schema(_: View) -> None:
     from llamasup.features import config_keys
 
     write_json(json_schema(config_keys()))
-
-
-def _as_json(issue: Issue) -> Mapping[str, object]:
-    return {"line": issue.line or None, "key": issue.key, "message": issue.what}
 
 
 def _summary(config: Config) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -349,17 +349,7 @@ def log_lines(model: str, log: Sequence[str], *, columns: int, lines: int) -> Se
 
 def sorted_requests(requests: Sequence[Request], by: str) -> Sequence[Request]:
     """Sort by one of SORTS: the oldest, the largest or the fastest first, or in alphabetical order."""
-    match by:
-        case "tokens":
-            return sorted(requests, key=lambda request: -(request.get("tokens_completion") or 0))
-        case "speed":
-            return sorted(requests, key=lambda request: -(request.get("tokens_per_s") or 0.0))
-        case "model":
-            return sorted(requests, key=lambda request: str(request.get("model") or ""))
-        case "client":
-            return sorted(requests, key=_client)
-        case _:
-            return sorted(requests, key=lambda request: -request["age_s"])
+    return sorted(requests, key=_SORT_KEYS[by])
 
 
 def requests_table(requests: Sequence[Request], columns: int | None = None) -> str:
@@ -397,6 +387,15 @@ def _request_row(request: Request, id_: object, client: str, state: str, seconds
 
 def _client(request: Request) -> str:
     return printable(str(request.get("key") or request.get("client") or "-"))
+
+
+_SORT_KEYS: Final[Mapping[str, Callable[[Request], Any]]] = {
+    "age": lambda request: -request["age_s"],
+    "tokens": lambda request: -(request.get("tokens_completion") or 0),
+    "speed": lambda request: -(request.get("tokens_per_s") or 0.0),
+    "model": lambda request: str(request.get("model") or ""),
+    "client": _client,
+}
 
 
 def _tokens(request: Request) -> tuple[str, str, str]:

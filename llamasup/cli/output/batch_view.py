@@ -12,6 +12,10 @@ from llamasup.features.batch.engine import Progress
 
 _LIVE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 10.0
+_COUNTS = (
+    *("total", "done", "failed", "in_flight", "put_back", "events_lost"),
+    *("tokens_prompt", "tokens_cached", "tokens_completion"),
+)
 
 
 def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
@@ -20,15 +24,7 @@ def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
     return {
         "state": progress.state,
         "waiting": progress.waiting or None,
-        "total": progress.total,
-        "done": progress.done,
-        "failed": progress.failed,
-        "in_flight": progress.in_flight,
-        "put_back": progress.put_back,
-        "events_lost": progress.events_lost,
-        "tokens_prompt": progress.tokens_prompt,
-        "tokens_cached": progress.tokens_cached,
-        "tokens_completion": progress.tokens_completion,
+        **{name: getattr(progress, name) for name in _COUNTS},
         "tokens_per_s": round(per_s, 1),
         "left_s": None if left_s is None else round(left_s),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -40,42 +40,31 @@ class InvalidValue(Exception):
         self.why = why
 
 
-class ScalarKind(Protocol):
+class ScalarKind(msgspec.Struct, frozen=True):
     """``allowed`` describes valid values. ``needs_plain``: a quoted value is text, and refused. ``hidden``:
     errors do not show the value.
     """
-
-    @property
-    def allowed(self) -> str: ...
-    @property
-    def needs_plain(self) -> bool: ...
-    @property
-    def hidden(self) -> bool: ...
-    @property
-    def names(self) -> Names: ...
-
-    def parse(self, text: str) -> Any:
-        """Parse a raw text. Raises InvalidValue."""
-        ...
-
-    def schema(self) -> Mapping[str, Any]: ...
-
-
-class ValueKind(msgspec.Struct, frozen=True):
-    """The usual answers of a ``ScalarKind``."""
 
     needs_plain: ClassVar[bool] = False
     hidden: ClassVar[bool] = False
 
     @property
+    def allowed(self) -> str:
+        raise NotImplementedError
+
+    @property
     def names(self) -> Names:
         return "nothing"
+
+    def parse(self, text: str) -> Any:
+        """Parse a raw text. Raises InvalidValue."""
+        raise NotImplementedError
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "minLength": 1}
 
 
-class Text(ValueKind, frozen=True):
+class Text(ScalarKind, frozen=True):
     allowed: str = "text"
     pattern: str = ""
 
@@ -94,7 +83,7 @@ class Text(ValueKind, frozen=True):
         return {"type": ["string", "number", "boolean"]}  # a flag's value: 42 need not be in quotes
 
 
-class Boolean(ValueKind, frozen=True):
+class Boolean(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "true or false"
     needs_plain: ClassVar[bool] = True
 
@@ -107,7 +96,7 @@ class Boolean(ValueKind, frozen=True):
         return {"type": "boolean"}
 
 
-class Integer(ValueKind, frozen=True):
+class Integer(ScalarKind, frozen=True):
     minimum: int = 0
     maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
     needs_plain: ClassVar[bool] = True
@@ -133,7 +122,7 @@ class Integer(ValueKind, frozen=True):
         )
 
 
-class OneOf(ValueKind, frozen=True):
+class OneOf(ScalarKind, frozen=True):
     choices: tuple[str, ...]
 
     @property
@@ -152,7 +141,7 @@ class OneOf(ValueKind, frozen=True):
         return {"enum": [*self.choices, *booleans]}
 
 
-class IntegerOr(ValueKind, frozen=True):
+class IntegerOr(ScalarKind, frozen=True):
     minimum: int
     choices: tuple[str, ...]
 
@@ -167,7 +156,7 @@ class IntegerOr(ValueKind, frozen=True):
         return {"anyOf": [Integer(self.minimum).schema(), {"enum": list(self.choices)}]}
 
 
-class Time(ValueKind, frozen=True):
+class Time(ScalarKind, frozen=True):
     """Seconds. ``never``: the word is allowed, for infinity; ``zero_is_none``: 0 means no limit."""
 
     never: bool = False
@@ -191,7 +180,7 @@ class Time(ValueKind, frozen=True):
         return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
 
 
-class SizeText(ValueKind, frozen=True):
+class SizeText(ScalarKind, frozen=True):
     percent: bool = True
 
     @property
@@ -211,7 +200,7 @@ class SizeText(ValueKind, frozen=True):
 # --- names -------------------------------------------------------------------------------------------
 
 
-class Alias(ValueKind, frozen=True):
+class Alias(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "a name of printable characters without * and ?"
 
     def parse(self, text: str) -> str:
@@ -223,7 +212,7 @@ class Alias(ValueKind, frozen=True):
         return {"type": "string", "pattern": r"^(?! )[^\x00-\x1f\x7f*?]+(?<! )$", "maxLength": MAX_LETTERS}
 
 
-class Name(ValueKind, frozen=True):
+class Name(ScalarKind, frozen=True):
     """A model's name; ``pattern``: wildcards are allowed."""
 
     pattern: bool = False
@@ -245,7 +234,7 @@ class Name(ValueKind, frozen=True):
         return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": MAX_LETTERS}
 
 
-class Repo(ValueKind, frozen=True):
+class Repo(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "org/repo or org/repo:quant"
 
     def parse(self, text: str) -> str:
@@ -257,7 +246,7 @@ class Repo(ValueKind, frozen=True):
         return {"type": "string", "pattern": f"^{_REPO}$"}
 
 
-class Url(ValueKind, frozen=True):
+class Url(ScalarKind, frozen=True):
     """``http`` is accepted here; ``consistency`` refuses it unless another key allows it."""
 
     allowed: str = "an https URL of a .gguf file"
@@ -282,7 +271,7 @@ class Endpoint(Url, frozen=True):
         return Url.parse(self, text).rstrip("/")
 
 
-class RuntimeName(ValueKind, frozen=True):
+class RuntimeName(ScalarKind, frozen=True):
     """None for ``auto``. The reader makes a path absolute."""
 
     allowed: ClassVar[str] = "auto, embedded, or the path or name of a llama-server"
@@ -297,7 +286,7 @@ class RuntimeName(ValueKind, frozen=True):
 # --- addresses: their rules are those of ``http.address``, imported when a value is parsed ---------------
 
 
-class Listen(ValueKind, frozen=True):
+class Listen(ScalarKind, frozen=True):
     """An address to listen on. The reader makes the path of a socket absolute."""
 
     allowed: ClassVar[str] = "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
@@ -334,7 +323,7 @@ def _why_not_an_address(text: str) -> str:
     return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
 
 
-class HostName(ValueKind, frozen=True):
+class HostName(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "a host name without a port, such as llm.example.net"
 
     def parse(self, text: str) -> str:
@@ -343,7 +332,7 @@ class HostName(ValueKind, frozen=True):
         return _checked(allowed_host, text)
 
 
-class Origin(ValueKind, frozen=True):
+class Origin(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "an origin such as https://chat.example.net"
 
     def parse(self, text: str) -> str:
@@ -355,7 +344,7 @@ class Origin(ValueKind, frozen=True):
         return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
 
 
-class MediaHost(ValueKind, frozen=True):
+class MediaHost(ScalarKind, frozen=True):
     """A host of media. ``true`` is every host; ``false`` is none, as an empty string that is dropped."""
 
     allowed: ClassVar[str] = "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
@@ -372,7 +361,7 @@ class MediaHost(ValueKind, frozen=True):
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
 
 
-class ProxyAddress(ValueKind, frozen=True):
+class ProxyAddress(ScalarKind, frozen=True):
     allowed: ClassVar[str] = "an address or a network such as 10.0.0.0/8, or unix for Unix sockets"
     names: ClassVar[Names] = "host"
 
@@ -385,7 +374,7 @@ class ProxyAddress(ValueKind, frozen=True):
             raise InvalidValue(str(error)) from None
 
 
-class RpcWorker(ValueKind, frozen=True):
+class RpcWorker(ScalarKind, frozen=True):
     """The address of an RPC worker, as text. ``http.address`` checks that it is private."""
 
     allowed: ClassVar[str] = (

@@ -298,8 +298,7 @@ class SharedModel:
 
     def load(self) -> ServedLoad:
         """Return the load of the side where a request would be sent now."""
-        here, elsewhere = self.here.load(), self.elsewhere.load()
-        return here if choose_side(here, elsewhere).where is Where.HERE else elsewhere
+        return self._of(self._choice()).load()
 
     def _choice(self) -> Choice:
         return choose_side(self.here.load(), self.elsewhere.load())

@@ -39,21 +39,16 @@ class _Routes:
         self._target = target
         self._streams = Streams(_MOST, "streams of /models/sse", _MOST_OF_ONE)
 
-    async def load(self, request: Request) -> Response:
+    async def change(self, request: Request) -> Response:
+        loads = request.url.path.endswith("/load")
         model, state = await self._asked(request)
         if state is None:
-            return _refusal(404, "model is not found")
-        if status_of(state) != UNLOADED:
-            return _refusal(400, "model is already running")
-        return await self._begin(request, partial(self._target.load, model))
-
-    async def unload(self, request: Request) -> Response:
-        model, state = await self._asked(request)
-        if state is None:
-            return _refusal(400, "model is not found")
-        if status_of(state) == UNLOADED:
-            return _refusal(400, "model is not running")
-        return await self._begin(request, partial(self._target.unload, model))
+            return _refusal(404 if loads else 400, "model is not found")
+        if loads != (status_of(state) == UNLOADED):
+            return _refusal(400, f"model is {'already' if loads else 'not'} running")
+        work = partial(self._target.load if loads else self._target.unload, model)
+        await request.app.state.in_background(work, f"control{request.url.path}")
+        return json_answer({"success": True})
 
     async def events(self, request: Request) -> Response:
         state, streams, client = request.app.state, self._streams, client_of(request.headers)
@@ -76,10 +71,6 @@ class _Routes:
         if limits and not allows(limits, self._names(found["model"])):
             raise NotAllowed("This key may not use the model.", remedy="Use a key that may use it.")
         return found["model"], found["state"]
-
-    async def _begin(self, request: Request, work: Any) -> Response:
-        await request.app.state.in_background(work, f"control{request.url.path}")
-        return json_answer({"success": True})
 
     async def _translated(
         self, frames: AsyncGenerator[bytes], limits: Sequence[str]
@@ -118,7 +109,7 @@ def _refusal(status: int, message: str) -> Response:
 def routes(host: Host, target: ControlTarget) -> Sequence[Route]:
     paths = _Routes(target)
     return [
-        Route("/models/load", paths.load, methods=["POST"]),
-        Route("/models/unload", paths.unload, methods=["POST"]),
+        Route("/models/load", paths.change, methods=["POST"]),
+        Route("/models/unload", paths.change, methods=["POST"]),
         Route("/models/sse", paths.events, methods=["GET"]),
     ]

@@ -63,18 +63,6 @@ def grouped(rows: Iterable[tuple[Group, Sums]], by: Sequence[str]) -> Mapping[tu
     return dict(sorted(totals.items()))
 
 
-def json_rows(rows: Iterable[tuple[Group, Sums]], by: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            **dict(zip(by, key, strict=True)),
-            **{name: getattr(sums, name) for name in COLUMNS if not name.endswith(("_s", "_j"))},
-            "slot_s": sums.slot_us / 1e6,
-            "energy_j": None if sums.energy_uj is None else sums.energy_uj / 1e6,
-        }
-        for key, sums in grouped(rows, by).items()
-    ]
-
-
 def report(
     rows: Iterable[tuple[Group, Sums]],
     by: Sequence[str],
@@ -89,7 +77,15 @@ def report(
         "since": None if since is None else since.isoformat(),
         "file": file,
         "problem": problem,
-        "rows": json_rows(rows, by),
+        "rows": [
+            {
+                **dict(zip(by, key, strict=True)),
+                **{name: getattr(sums, name) for name in COLUMNS if not name.endswith(("_s", "_j"))},
+                "slot_s": sums.slot_us / 1e6,
+                "energy_j": None if sums.energy_uj is None else sums.energy_uj / 1e6,
+            }
+            for key, sums in grouped(rows, by).items()
+        ],
     }
 
 

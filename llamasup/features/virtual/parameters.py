@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from llamasup.core.settings.kinds import InvalidValue, ValueKind
+from llamasup.core.settings.kinds import InvalidValue, ScalarKind
 
 ANSWER_LENGTHS: Final = ("max_tokens", "n_predict", "max_completion_tokens", "max_output_tokens")
 """Names of one parameter in several APIs: the most tokens of an answer."""
@@ -91,7 +91,7 @@ _NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
 _CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is like none
 
 
-class ParameterName(ValueKind, frozen=True):
+class ParameterName(ScalarKind, frozen=True):
     """The name of a parameter that a virtual model may change."""
 
     allowed: ClassVar[str] = "the name of a request parameter, such as temperature"
