@@ -140,12 +140,9 @@ def _report_to_parent(words: Sequence[str], error: UsageError) -> None:
         from llamasup.errors import UsageInvalid
 
         stdout = OutputWriter(sys.stdout)
-        EventLines(stdout).end(UsageInvalid(error.format_message(), remedy=f"See {_help(error)}."))
+        command = error.ctx.command_path if error.ctx else "llamasup"
+        EventLines(stdout).end(UsageInvalid(error.format_message(), remedy=f"See {command} --help."))
         stdout.close()
-
-
-def _help(error: UsageError) -> str:
-    return f"{error.ctx.command_path if error.ctx else 'llamasup'} --help"
 
 
 def _exit(exit_code: int, version: bool) -> None:

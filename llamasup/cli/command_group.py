@@ -187,12 +187,6 @@ class CommandGroup(_ReadsParameters, TyperGroup):
         yield "Commands", rows
 
 
-def _with_pointer(command: Any, name: str) -> Any:
-    """Let the help of a command end with the page that describes the command ``name``."""
-    command.epilog = pointer(name)
-    return command
-
-
 class LazyGroup(CommandGroup):
     """Shows the commands of ``table`` in sections by title. ``get_command`` imports a command's module."""
 
@@ -209,11 +203,10 @@ class LazyGroup(CommandGroup):
         if lazy is None:
             return None
         group = get_group(importlib.import_module(lazy.module).commands)
-        if group.name != cmd_name:
-            return _with_pointer(group.commands[cmd_name], cmd_name)
-        for command in group.commands.values():
-            _with_pointer(command, cmd_name)
-        return _with_pointer(group, cmd_name)
+        found = group if group.name == cmd_name else group.commands[cmd_name]
+        for command in (found, *group.commands.values()):
+            command.epilog = pointer(cmd_name)  # the last line of the help
+        return found
 
     def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         width = max(map(len, self._lazy))

@@ -36,7 +36,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._deliver: Callable[[str], None] | None = None
+        self.listener: Callable[[str], None] | None = None
         self._over = False
         self._pending = ""  # the reason for a stop that no listener has received
 
@@ -53,23 +53,19 @@ class StopSignals:
 
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """Pass the name of each signal to ``listener``, which is called between any two instructions."""
-        self._deliver = listener
+        self.listener = listener
         if self._pending:  # its signal is ignored, or its exception was swallowed
             listener(self._pending)
 
-    @property
-    def listener(self) -> Callable[[str], None] | None:
-        return self._deliver
-
     def raise_again(self) -> None:
         """Remove the listener: a signal raises Interrupted again."""
-        self._deliver = None
+        self.listener = None
 
     def stop(self, reason: str) -> None:
         """Stop for a reason other than a signal. Callable from any thread but the main one, at any time."""
-        if self._deliver is not None:
+        if self.listener is not None:
             if not self._over:
-                self._deliver(reason)
+                self.listener(reason)
             return
         # There is no listener yet. A signal also interrupts a blocking call of the main thread.
         self._pending = reason
@@ -91,11 +87,11 @@ class StopSignals:
             return
         reason, self._pending = self._pending, ""
         name = reason or signal.Signals(number).name
-        if self._deliver is None:
+        if self.listener is None:
             # Pending as well: a module that is being imported may swallow the exception, as C modules do.
             self._pending = name
             raise Interrupted(number, reason)
-        self._deliver(name)
+        self.listener(name)
 
 
 def _report_unraisable(report: Callable[[Any], object], unraisable: Any) -> None:

@@ -10,8 +10,6 @@ from llamasup.cli.output.view import View, duration_text
 from llamasup.core.system.text import json_text
 from llamasup.features.batch.engine import Progress
 
-_LIVE_INTERVAL_S = 0.25
-_LINE_INTERVAL_S = 10.0
 _COUNTS = (
     *("total", "done", "failed", "in_flight", "put_back", "events_lost"),
     *("tokens_prompt", "tokens_cached", "tokens_completion"),
@@ -48,7 +46,7 @@ def progress_text(progress: Progress, now_s: float) -> str:
 class BatchLines:
     """A line every ten seconds."""
 
-    interval_s = _LINE_INTERVAL_S
+    interval_s = 10.0
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -105,7 +103,7 @@ class BatchEvents(BatchLines):
 class BatchBar(BatchLines):
     """A bar, drawn by a thread of rich, which only this class imports."""
 
-    interval_s = _LIVE_INTERVAL_S
+    interval_s = 0.25
 
     def __init__(self, view: View) -> None:
         from rich.console import Console
