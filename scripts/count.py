@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT))
 
 # Lower a bound when its count has fallen. Raise it only with a reason in the message of the commit.
 BOUNDS = {
-    "lines of code in llamasup": 60_300,
-    "lines of code in llamasup/core": 32_500,
-    "lines of code in llamasup/features": 17_400,
-    "lines of code in tests": 94_000,
+    "lines of code in llamasup": 60_650,
+    "lines of code in llamasup/core": 31_700,
+    "lines of code in llamasup/features": 18_800,
+    "lines of code in tests": 97_200,
     "lines of code in scripts": 8_200,
-    "files in llamasup": 505,
+    "files in llamasup": 522,
     "files in scripts": 91,
     "files above 500 lines": 0,
     "imports of features in the core": 0,
