@@ -25,7 +25,6 @@ ABSENT_S: Final = 30.0
 """A model that should have replicas, and has none, is given up after this time, unless the directory asks for
 it: it does while a start is under way. Long enough for a directory that is started again.
 """
-_OF_FLEET: Final = ("min_replicas", "max_replicas", "gpus", "when_idle")
 _USED: Final = "used_s"
 _ABSENT: Final = "absent_s"
 _FROM_ZERO: Final = "from_zero"  # no replica has run since the model should have none
@@ -102,8 +101,13 @@ class PlannedNeeds(Struct, frozen=True):
 def given_for(model: str, fleet: Fleet) -> FleetModel:
     """Return the settings of this model, completed by the settings of all models."""
     own = fleet.models.get(model, FleetModel())
-    unset = [name for name in _OF_FLEET if getattr(own, name) is None]
-    return replace(own, **{name: getattr(fleet, name) for name in unset})
+    return replace(
+        own,
+        min_replicas=fleet.min_replicas if own.min_replicas is None else own.min_replicas,
+        max_replicas=fleet.max_replicas if own.max_replicas is None else own.max_replicas,
+        gpus=fleet.gpus if own.gpus is None else own.gpus,
+        when_idle=own.when_idle or fleet.when_idle,
+    )
 
 
 def are_given(given: FleetModel) -> bool:
