@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +13,27 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.extended.browser.conftest import Serve
+from tests.kit.paths import ROOT
 from tests.kit.patience import eventually
 
 pytestmark = pytest.mark.one_runtime
 
 NewContext = Callable[..., BrowserContext]
+
+
+@pytest.fixture(scope="module")
+def with_ui() -> str:
+    """The llama-server of a wheel: the one that is built from source has no web interface."""
+    found = subprocess.run(
+        [ROOT / "scripts" / "llama-server"],
+        env={**os.environ, "LLAMASUP_TEST_SERVER": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        pytest.skip(found.stderr)
+    return found.stdout.strip()
 
 
 def menu_of(page: Page, *, at: str) -> Locator:
@@ -31,10 +49,10 @@ def state_of(url: str, model: str) -> Any:
     return next(each["status"]["value"] for each in listed if each["id"] == model)
 
 
-def test_menu_of_models_loads_and_unloads(serve: Serve, browser: Any, llama_server: str) -> None:
+def test_menu_of_models_loads_and_unloads(serve: Serve, browser: Any, with_ui: str) -> None:
     router = {"inference_keys": True, "props": True}
     served = {"first": {"preload": True, "ctx_size": 512}, "second": {"ctx_size": 512}}
-    console = serve(served, "--no-ui", router=router, default_model="first", runtime=llama_server)
+    console = serve(served, "--no-ui", router=router, default_model="first", runtime=with_ui)
     # Without ``watched``: the interface looks for tools and a service worker, which are closed.
     with browser.new_context() as context:
         page = context.new_page()
