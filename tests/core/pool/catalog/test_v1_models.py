@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from tests.core.planning.plans import GIB, bert, model
 
 HERE = ModelSpec(
     "org/chat:Q4_K_M",
-    "/models/chat.gguf",
+    str(Path("/models/chat.gguf").absolute()),  # with a drive on Windows
     aliases=("gpt-4o-mini",),
     settings=Settings(ctx_size=4096),
     identity=(("/models/chat.gguf", 5 * GIB, 1_700_000_000_999_999_999), ("/models/mmproj.gguf", 7, 0)),
