@@ -74,6 +74,7 @@ models:
   tiny:
     cmd: {server} --host 127.0.0.1 --port ${{PORT}}
     proxy: http://127.0.0.1:${{PORT}}
+    concurrencyLimit: 1000
 """
 
 
