@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urldefrag
 
 import msgspec
@@ -62,6 +63,8 @@ _MAX_LIST_BYTES = 4 << 20  # a release has about 100 KB
 _MAX_FILES = 20_000
 _MAX_BYTES = 16 << 30  # a build for CUDA has 2 GiB
 _PARALLEL = 4
+# Python 3.11.2 (Debian 12) has no filters: ``_check_member`` checks in their place.
+_UNFILTERED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 # The last ones come from tarfile and zipfile for odd headers.
 _DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError),
@@ -217,7 +220,22 @@ def _unpack_tar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as opened:
         members = opened.getmembers()
         _check_sizes(archive, folder, [member.size for member in members])
-        opened.extractall(folder, members, filter="data")  # refuses paths and links that lead outside
+        for member in members:
+            _check_member(member, os.path.realpath(folder))
+            opened.extract(member, folder, set_attrs=False, **_UNFILTERED)
+            if member.isfile() and member.mode & stat.S_IXUSR:
+                (folder / member.name).chmod(0o755)
+
+
+def _check_member(member: tarfile.TarInfo, folder: str) -> None:
+    """Refuse a member that leads out of ``folder`` over the links that are there. Raises TarError."""
+    target = os.path.join(folder, member.name)  # noqa: PTH118 - an absolute name stays one
+    start = folder if member.islnk() else os.path.dirname(target)  # noqa: PTH120
+    is_link = member.islnk() or member.issym()
+    places = (target, os.path.join(start, member.linkname) if is_link else target)  # noqa: PTH118
+    is_inside = all(Path(os.path.realpath(each)).is_relative_to(folder) for each in places)
+    if not is_inside or not (is_link or member.isfile() or member.isdir()):
+        raise tarfile.TarError(f"{member.name!r} leads outside, or is no file")
 
 
 def _unpack_zip(archive: Path, folder: Path) -> None:
