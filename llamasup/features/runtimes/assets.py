@@ -103,23 +103,25 @@ def _archives(files: Sequence[_File], libraries: dict[str, _File], machine: Mach
     for file in files:
         if (found := _NAME.fullmatch(file.name)) is None:
             continue
-        build, system, middle, arch = found.groups()
-        if (system, arch) != (machine.system, machine.arch):
-            continue
-        backend, _, variant = middle.rstrip("-").partition("-")
-        if system == "macos":
-            backend = "metal" if arch == "arm64" else "cpu"
-        extra = libraries.get(f"{system}-{middle}{arch}")
-        files_of = (file,) if extra is None else (file, extra)
-        yield Archive(build, _OLDER_NAMES.get(backend, backend), variant, files_of)
+        _, system, middle, arch = found.groups()
+        if (system, arch) == (machine.system, machine.arch):
+            extra = libraries.get(f"{system}-{middle}{arch}")
+            yield _archive(found, (file,) if extra is None else (file, extra))
+
+
+def _archive(found: re.Match[str], files: tuple[_File, ...] = ()) -> Archive:
+    """Read the parts of an archive's name. For macOS, it names no backend."""
+    build, system, middle, arch = found.groups()
+    backend, _, variant = middle.rstrip("-").partition("-")
+    if (system, arch) == ("macos", "arm64"):
+        backend = "metal"
+    return Archive(build, _OLDER_NAMES.get(backend, backend), variant, files)
 
 
 def named(file_name: str) -> Archive:
     """Return the archive with this file name, for a file that the user gives."""
     if (found := _NAME.fullmatch(file_name)) is not None:
-        build, _, middle, _ = found.groups()
-        backend, _, variant = middle.rstrip("-").partition("-")
-        return Archive(build, _OLDER_NAMES.get(backend, backend), variant, ())
+        return _archive(found)
     stem = re.sub(r"(-(?:py|cp)\d.*)?\.(zip|whl|tgz|tar(\.\w+)?)$", "", file_name)
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-")[:_MAX_LETTERS] or "build"
     return Archive(f"build-{name}" if name in _RESERVED else name, "", "", ())

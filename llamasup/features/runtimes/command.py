@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from contextlib import closing
 from datetime import UTC, datetime
@@ -201,21 +200,17 @@ def _installed(view: View, archive: Archive, sources: list[Source], endpoint: st
     from llamasup.cli.interruptible import interruptible
     from llamasup.features.runtimes import install as work
 
-    base = runtimes_folder()
-    folder = base / f".{archive.name}.{secrets.token_hex(4)}"
-    downloads = base / ".downloads"
-    try:
-        downloads.mkdir(exist_ok=True)
-        files = [_here(view, each, downloads, endpoint, archive) for each in sources]
-        view.say("info", "runtime", f"Unpacking {archive.name}")
-        program = work.unpack(files, folder)
-        runtime = work.record(archive, program, folder, sources[0])
-        view.say("info", "runtime", "Starting it with the demo model")
-        interruptible(_prove(str(program)))
-        version = find_runtime(str(program), os.environ).version
-        runtime = work.publish(folder, replace(runtime, version=version))
-    finally:
-        remove_folder(folder)
+    folder = work.hidden_folder(archive.name)
+    downloads = runtimes_folder() / ".downloads"
+    downloads.mkdir(exist_ok=True)
+    files = [_here(view, each, downloads, endpoint, archive) for each in sources]
+    view.say("info", "runtime", f"Unpacking {archive.name}")
+    program = work.unpack(files, folder)
+    runtime = work.record(archive, program, folder, sources[0])
+    view.say("info", "runtime", "Starting it with the demo model")
+    interruptible(_prove(str(program)))
+    version = find_runtime(str(program), os.environ).version
+    runtime = work.publish(folder, replace(runtime, version=version))
     remove_folder(downloads)
     return runtime
 

@@ -138,8 +138,9 @@ async def download(source: Source, folder: Path, endpoint: str, listener: Progre
 
 
 def _client(url: str, endpoint: str) -> DownloadClient:
-    policy = UrlPolicy(endpoint)
-    return DownloadClient(UrlRef(url), policy, None, parallel=_PARALLEL, retry_policy=RetryPolicy())
+    return DownloadClient(
+        UrlRef(url), UrlPolicy(endpoint), None, parallel=_PARALLEL, retry_policy=RetryPolicy()
+    )
 
 
 @contextmanager
@@ -167,6 +168,11 @@ def one_at_a_time() -> Iterator[None]:
                 remove_folder(left)
             if lock is not None:
                 os.close(lock)
+
+
+def hidden_folder(name: str) -> Path:
+    """Return a folder for a build that no start uses. It is removed at the end of ``one_at_a_time``."""
+    return runtimes_folder() / f".{name}.{secrets.token_hex(4)}"
 
 
 def unpack(archives: list[Path], folder: Path) -> Path:
@@ -220,15 +226,16 @@ def _unpack_tar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as opened:
         members = opened.getmembers()
         _check_sizes(archive, folder, [member.size for member in members])
+        root = os.path.realpath(folder)
         for member in members:
-            _check_member(member, os.path.realpath(folder))
+            _check_member(member, root)
             opened.extract(member, folder, set_attrs=False, **_UNFILTERED)
             if member.isfile() and member.mode & stat.S_IXUSR:
                 (folder / member.name).chmod(0o755)
 
 
 def _check_member(member: tarfile.TarInfo, folder: str) -> None:
-    """Refuse a member that leads out of ``folder`` over the links that are there. Raises TarError."""
+    """Refuse a member that leads out of ``folder``, a real path, over links in it. Raises TarError."""
     target = os.path.join(folder, member.name)  # noqa: PTH118 - an absolute name stays one
     start = folder if member.islnk() else os.path.dirname(target)  # noqa: PTH120
     is_link = member.islnk() or member.issym()
@@ -272,7 +279,7 @@ def publish(folder: Path, runtime: InstalledRuntime) -> InstalledRuntime:
         atomic_write(folder / RECORD, msgspec.json.format(msgspec.json.encode(runtime)))
         if target.exists():
             _refuse_if_used(target)
-            native.replace(target, target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
+            native.replace(target, hidden_folder(target.name))
         native.replace(folder, target)
     return runtime
 
@@ -301,7 +308,7 @@ def use(name: str) -> InstalledRuntime:
 
 def known(name: str) -> InstalledRuntime:
     """Return an installed build. Raises UsageInvalid."""
-    runtime = find_installed(name) if name else None
+    runtime = find_installed(name)
     if runtime is None:
         names = ", ".join(each.name for each in installed_runtimes())
         raise UsageInvalid(
@@ -322,7 +329,7 @@ def remove(runtime: InstalledRuntime) -> None:
     _refuse_if_used(folder)
     # A rename first: a start never finds half of a build.
     with disk_errors(folder):
-        hidden = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        hidden = hidden_folder(folder.name)
         native.replace(folder, hidden)
     remove_folder(hidden)
     if runtime.name == chosen.before:

@@ -113,6 +113,8 @@ def test_refusal_names_the_reason(
     [
         ("llama-b11462-bin-ubuntu-cuda-13.4-x64.tar.gz", "b11462-cuda-13.4"),
         ("llama-b10605-bin-win-cpu-x64.zip", "b10605-cpu"),
+        ("llama-b11462-bin-macos-arm64.tar.gz", "b11462-metal"),
+        ("llama-b11462-bin-macos-x64.tar.gz", "b11462-cpu"),
         ("llama_cpp_server-0.10068.0-py3-none-manylinux_2_35_x86_64.whl", "llama_cpp_server-0.10068.0"),
         ("my build (2).tar.xz", "my-build--2-"),
         (".zip", "build"),
