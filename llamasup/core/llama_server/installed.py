@@ -50,7 +50,7 @@ class ChosenRuntimes(msgspec.Struct, frozen=True):
 
 
 def runtimes_folder() -> Path:
-    """Return the folder of all builds, beside the models folder. It may not exist yet."""
+    """Return the folder of all builds, next to the models folder. It may not exist yet."""
     return models_folder().parent / "runtimes"
 
 
@@ -74,7 +74,7 @@ def _is_valid(runtime: InstalledRuntime, folder: str) -> bool:
 
 
 def find_installed(wanted: str) -> InstalledRuntime | None:
-    """Return the latest installed build with this name, build or backend; None if there is none."""
+    """Return the latest installed build with this name, build or backend, or None."""
     known = installed_runtimes() if wanted else ()
     names = (known_by for known_by in ("name", "build", "backend"))
     return next((each for field in names for each in known if getattr(each, field) == wanted), None)

@@ -277,7 +277,7 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
 
 
 def _after_crash(transition: Transition, diagnosis: Diagnosis) -> tuple[Outcome, float | None]:
-    """Decide on the next start, and return the time until then; None: there is none."""
+    """Decide on the next start, and return the time until then; None if there is no next start."""
     instance, policy, now_s = transition.instance, transition.policy.restart, transition.now_s
     if diagnosis.adjustment is not None:
         # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).

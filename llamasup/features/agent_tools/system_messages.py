@@ -1,4 +1,4 @@
-"""Moves system messages in the middle of a conversation into the messages beside them (pure).
+"""Moves system messages in the middle of a conversation into the messages next to them (pure).
 
 Many chat templates drop or refuse such a message. Whether a template does, only its prompt shows: ``PROBE``.
 A moved text stays at its place in the conversation, so that what llama-server has in its cache stays valid.
@@ -97,7 +97,7 @@ def has_later_system(body: bytes, route: str) -> bool:
 
 
 def moved(body: bytes, route: str) -> tuple[bytes, int]:
-    """Return the body with all later system messages in the messages beside them, and their number.
+    """Return the body with all later system messages in the messages next to them, and their number.
 
     The messages at the beginning become one. Another text becomes a part of the message of the user or the
     result of a tool before it, else of the one after it, else a message of the user: so the roles alternate

@@ -23,7 +23,7 @@ def names_of(parameter: str) -> tuple[str, ...]:
 
 
 _Kind = tuple[str, tuple[type[Any], ...]]
-"""What a value has to be, for messages, and its types."""
+"""A kind of values has a name for messages, and types."""
 _NUMBER: Final[_Kind] = "a number", (int, float)
 _WHOLE: Final[_Kind] = "a whole number", (int,)
 _SWITCH: Final[_Kind] = "true or false", (bool,)
